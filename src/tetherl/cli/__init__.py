@@ -1,0 +1,103 @@
+# ruff: noqa: T201
+"""The `tetherl` command: thin commands around the library.
+
+Each command is a module with `add_parser(commands)` and `run(args) -> exit code`; only the one that is called
+is imported, so that `tetherl client` works with nothing but the client installed.
+
+Exit codes: 0 well, 1 failed, 2 bad configuration or arguments, 3 the plan does not fit, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from tetherl import __version__
+from tetherl.errors import ConfigError, MissingExtraError, PlanError, TetherlError
+
+COMMANDS = ("train", "plan", "client", "evaluate", "config", "demo")
+
+EXTRAS = {
+    **dict.fromkeys(("torch", "gymnasium", "aiohttp", "safetensors", "yaml", "rich", "psutil"), "train"),
+    "cloudpickle": "train",
+    "ray": "ray",
+    **dict.fromkeys(("vizdoom", "matplotlib"), "examples"),
+}
+"""Module -> the extra that brings it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. argv: without the program's name; default: the command "
+    "line's."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # "module:Name" may name a file of the user's, as with python -m
+    command = next((word for word in arguments if not word.startswith("-")), None)
+    try:
+        args = _parser([command] if command in COMMANDS else COMMANDS).parse_args(arguments)
+        with _results_only() if getattr(args, "json", False) else contextlib.nullcontext():
+            code: int = importlib.import_module(f"tetherl.cli.{args.command}").run(args)
+        return code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRAS:
+            raise
+        return _fail(MissingExtraError(f"tetherl {command or ''}".strip(), EXTRAS[missing]))
+    except TetherlError as error:
+        return _fail(error)
+
+
+def _fail(error: TetherlError) -> int:
+    print(f"tetherl: {error}", file=sys.stderr)
+    return 3 if isinstance(error, PlanError) else 2 if isinstance(error, ConfigError) else 1
+
+
+def _parser(commands: Sequence[str | None]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tetherl",
+        description="Reinforcement-learning training for programs that the trainer does not step itself.",
+    )
+    parser.add_argument("--version", action="version", version=f"tetherl {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in commands:
+        importlib.import_module(f"tetherl.cli.{name}").add_parser(subparsers)
+    return parser
+
+
+@contextlib.contextmanager
+def _results_only() -> Iterator[None]:
+    """With --json: what libraries and started processes write to stdout goes to stderr instead.
+
+    `print` still reaches the real stdout. Does nothing where stdout is no file of the system, as in a test.
+    """
+    try:
+        on_terminal = sys.stdout.fileno() == 1
+    except (OSError, ValueError, AttributeError):
+        on_terminal = False
+    if not on_terminal:
+        yield
+        return
+    before = sys.stdout
+    before.flush()
+    real = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(os.dup(real), "w", encoding=before.encoding)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.close()
+        sys.stdout = before
+        os.dup2(real, 1)
+        os.close(real)

@@ -1,0 +1,117 @@
+# ruff: noqa: T201
+"""Progress of a run on the terminal: one live block with rich, plain lines when it is not a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from tetherl.algorithm import Algorithm, Callbacks
+
+PLAIN_INTERVAL_S = 5.0
+
+
+class Progress(Callbacks):
+    """Shows a run on stderr, so that stdout stays free for results."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._console = Console(stderr=True)
+        self._quiet = quiet
+        self._live: Live | None = None
+        self._last_line = 0.0
+        self._started = time.monotonic()
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        if not self._quiet:
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def print(self, renderable: Any) -> None:
+        """A table or the like that stays."""
+        if not self._quiet:
+            self._console.print(renderable)
+
+    def start(self) -> None:
+        self._started = time.monotonic()
+        if self._console.is_terminal and not self._quiet:
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def on_iteration(self, algorithm: Algorithm, metrics: dict[str, Any]) -> None:
+        self._show(algorithm, force=algorithm.iteration == 1)
+
+    def on_wait(self, algorithm: Algorithm) -> None:
+        self._show(algorithm)
+
+    def _show(self, algorithm: Algorithm, force: bool = False) -> None:
+        if self._quiet:
+            return
+        if self._live is not None:
+            self._live.update(self._block(algorithm))
+        elif force or time.monotonic() - self._last_line >= PLAIN_INTERVAL_S:
+            self._last_line = time.monotonic()
+            print(progress_line(algorithm, self._last_line - self._started), file=sys.stderr, flush=True)
+
+    def _block(self, algorithm: Algorithm) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for name, value in progress_facts(algorithm, time.monotonic() - self._started):
+            table.add_row(f"[dim]{name}[/dim]", value)
+        return table
+
+
+def progress_facts(algorithm: Algorithm, seconds: float) -> list[tuple[str, str]]:
+    """(name, text) of what a user wants to see while a run goes on."""
+    books = algorithm.queue.snapshot()
+    metrics = algorithm.metrics
+    tracker = algorithm.tracker.metrics()
+    dropped = sum(books["dropped"].values())
+    facts = [
+        (
+            "run",
+            f"{algorithm.config.name}  iteration {algorithm.iteration}  {seconds:.0f} s  {algorithm.phase}",
+        ),
+        (
+            "steps",
+            f"received {books['received']}  trained {books['trained']}  dropped {dropped}  pending {books['pending']}",
+        ),
+        (
+            "return",
+            f"{_number(tracker['episode_return_mean'])} (mean of the last 100 of {tracker['episodes']} episodes)",
+        ),
+    ]
+    if "clients" in tracker:
+        facts.append(("clients", f"{tracker['clients']} at {algorithm.team_url}"))
+    if "evaluation/episode_return_mean" in metrics:
+        facts.append(
+            (
+                "evaluation",
+                f"{_number(metrics['evaluation/episode_return_mean'])} over {metrics['evaluation/episodes']} episodes",
+            )
+        )
+    plan, machine = algorithm.plan, algorithm.machine
+    facts.append(
+        (
+            "resources",
+            f"planned {plan.total.cpus:g} CPUs, {plan.total.gpus:g} GPUs of {machine.cpus:g} and {machine.gpus:g}",
+        )
+    )
+    return facts
+
+
+def progress_line(algorithm: Algorithm, seconds: float) -> str:
+    """The same in one line of plain text."""
+    return " | ".join(f"{name} {value}" for name, value in progress_facts(algorithm, seconds)[:5])
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None or value != value else f"{value:.1f}"

@@ -1,0 +1,195 @@
+"""Turns the steps of one episode into fragments. Used by environment workers and the policy server alike.
+
+The order of calls for each step is `decided` (an action was chosen in an observation), then `result` (its reward and
+the next observation are known) or `end`. A row counts as received when its result arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tetherl.data.fragment import Fragment, Leaves, StepCounts
+
+
+@dataclass(slots=True)
+class _Row:
+    """A step whose result is not known yet."""
+
+    obs: Leaves
+    action: np.ndarray
+    logp: float
+    dist: np.ndarray
+    version: int
+    by_policy: bool
+    learning: bool
+    t: int
+    state_in: np.ndarray | None
+    prev_action: np.ndarray | None
+    prev_reward: float
+
+
+class EpisodeAssembler:
+    """Rows of one episode -> fragments, given to `sink`. Never blocks, does no I/O.
+
+    With `truncate_episodes` a fragment is cut every `fragment_length` rows; with `complete_episodes` it is the whole
+    episode. A cut fragment bootstraps from the observation after its last row, exactly like a truncation.
+
+    `fate` is what becomes of rows whose action was chosen while the learner learned: under `discard` they are counted
+    `discarded` and the fragment ends before the gap (with complete_episodes the rest of the episode is dropped as
+    `incomplete`); under `keep` and `hold` they are rows like any other.
+
+    With `training=False` nothing is stored or counted; only the episode's return and length are kept.
+    """
+
+    def __init__(
+        self,
+        books: StepCounts,
+        sink: Callable[[Fragment], None],
+        *,
+        episode_id: str,
+        worker: int,
+        batch_mode: str = "truncate_episodes",
+        fragment_length: int = 128,
+        fate: str = "keep",
+        training: bool = True,
+    ) -> None:
+        self.episode_id = episode_id
+        self.training = training
+        self.steps = 0
+        self.episode_return = 0.0
+        self.nbytes = 0
+        self.prev_action: np.ndarray | None = None
+        self.prev_reward = 0.0
+        self._books = books
+        self._sink = sink
+        self._worker = worker
+        self._whole = batch_mode == "complete_episodes"
+        self._fragment_length = fragment_length
+        self._discard = fate == "discard"
+        self._spoiled = False  # complete_episodes: a row was discarded, the rest cannot be trained on
+        self._rows: list[_Row] = []
+        self._rewards: list[float] = []
+        self._open: _Row | None = None
+        self._next_obs: Leaves | None = None  # observation after the last completed row
+
+    def decided(
+        self,
+        obs: Leaves,
+        action: np.ndarray,
+        logp: float,
+        dist: np.ndarray,
+        version: int,
+        *,
+        state_in: np.ndarray | None = None,
+        by_policy: bool = True,
+        learning: bool = False,
+    ) -> None:
+        """An action was chosen in `obs`. `state_in` is the recurrent state that was fed with it."""
+        if self._open is not None:
+            raise RuntimeError(f"episode {self.episode_id}: step {self.steps} was decided twice")
+        self._open = _Row(
+            obs,
+            action,
+            logp,
+            dist,
+            version,
+            by_policy,
+            learning,
+            self.steps,
+            state_in,
+            self.prev_action,
+            self.prev_reward,
+        )
+
+    def result(self, reward: float, next_obs: Leaves) -> None:
+        """The open row brought `reward` and led to `next_obs`."""
+        self._complete(reward)
+        self._next_obs = next_obs
+        if not self._whole and len(self._rows) >= self._fragment_length:
+            self._emit(next_obs)
+
+    def end(self, reward: float, *, terminated: bool, truncated: bool, final_obs: Leaves | None) -> tuple[float, int]:
+        """The episode is over; returns its (return, length). When both flags are set, termination wins."""
+        if self._open is not None:
+            self._complete(reward)
+        truncated = truncated and not terminated
+        if self._rows:
+            self._emit(None if terminated else final_obs, terminated=terminated, truncated=truncated)
+        return self.episode_return, self.steps
+
+    def cut(self) -> None:
+        """Emit the completed rows now; the episode goes on in the next fragment."""
+        if self._rows:
+            self._emit(self._open.obs if self._open is not None else self._next_obs)
+
+    def abort(self) -> None:
+        """The episode cannot go on: completed rows are cut and emitted, an open row without a result is dropped."""
+        self.cut()
+        self._open = None
+
+    def _complete(self, reward: float) -> None:
+        row = self._open
+        if row is None:
+            raise RuntimeError(f"episode {self.episode_id}: a result came without a decision")
+        self._open = None
+        self.steps += 1
+        self.episode_return += reward
+        self.prev_action, self.prev_reward = row.action, reward
+        if not self.training:
+            return
+        self._books.received += 1
+        if row.learning:
+            self._books.received_learning += 1
+        if row.learning and self._discard:
+            self._spoil_or_cut(row)
+            self._books.drop("discarded", 1)
+            return
+        if self._spoiled:
+            self._books.drop("incomplete", 1)
+            return
+        self._rows.append(row)
+        self._rewards.append(reward)
+        self._books.open += 1
+        self.nbytes += sum(a.nbytes for a in row.obs.values())
+
+    def _spoil_or_cut(self, row: _Row) -> None:
+        """A row is about to be discarded: end the fragment before the gap, or give the whole episode up."""
+        if self._whole:
+            self._spoiled = True
+            self._books.drop("incomplete", len(self._rows))
+            self._forget_rows()
+        elif self._rows:
+            self._emit(row.obs)
+
+    def _forget_rows(self) -> None:
+        self._books.open -= len(self._rows)
+        self._rows, self._rewards, self.nbytes = [], [], 0
+
+    def _emit(self, final_obs: Leaves | None, *, terminated: bool = False, truncated: bool = False) -> None:
+        rows = self._rows
+        first = rows[0]
+        fragment = Fragment(
+            obs={name: np.stack([r.obs[name] for r in rows]) for name in first.obs},
+            final_obs=final_obs,
+            actions=np.stack([r.action for r in rows]),
+            logp=np.array([r.logp for r in rows], np.float32),
+            dist=np.stack([r.dist for r in rows]),
+            rewards=np.array(self._rewards, np.float32),
+            versions=np.array([r.version for r in rows], np.int64),
+            by_policy=np.array([r.by_policy for r in rows], bool),
+            terminated=terminated,
+            truncated=truncated,
+            episode_id=self.episode_id,
+            t0=first.t,
+            worker=self._worker,
+            state_in=first.state_in,
+            prev_action=first.prev_action,
+            prev_reward=first.prev_reward,
+            learning=np.array([r.learning for r in rows], bool) if any(r.learning for r in rows) else None,
+        )
+        self._forget_rows()
+        self._books.emitted += len(fragment)
+        self._sink(fragment)

@@ -1,0 +1,1 @@
+"""The tetherl protocol: messages, their bytes, and both halves of a session as state machines without I/O."""

@@ -1,0 +1,1 @@
+"""The policy server: sessions of external clients, batched inference, the front door."""
