@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "workers": BELOW_WORKERS,
     "config": BELOW_ALGORITHM | {"config_rules", "config_sources"},
     "config_rules": BELOW_ALGORITHM | {"config_sources"},
-    "config_sources": {"errors"},
+    "config_sources": {"errors", "spaces"},
     **{name: BELOW_ALGORITHM | TOP for name in TOP},
 }
 EVERYTHING = {"cli", "testing", "__init__", "__main__"}

@@ -9,6 +9,8 @@ stops everything. Only this class knows all roles; how sampling and learning alt
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import time
 from dataclasses import dataclass, field
@@ -23,7 +25,7 @@ from tetherl.algorithms.ppo import PPOLearner
 from tetherl.config import RunConfig
 from tetherl.data.fragment import Fragment, Sample
 from tetherl.data.queue import SampleQueue
-from tetherl.errors import PlanError, RunError
+from tetherl.errors import ConfigError, PlanError, RunError, TetherlError
 from tetherl.models.policy import Policy
 from tetherl.resources.measure import ProcessMeter
 from tetherl.resources.plan import ResourcePlan
@@ -83,6 +85,12 @@ class Algorithm:
         if self._built:
             return self
         config = self.config
+        if config.learners.workers:
+            raise ConfigError(
+                f"learners.workers is {config.learners.workers}: this version learns in the algorithm process only; "
+                "set learners.workers to 0 and give the algorithm process the CPUs and GPUs (algorithm.cpus, "
+                "algorithm.gpus)"
+            )
         self.observation_space, self.action_space = self._spaces()
         self.plan, self.machine = ResourcePlan.for_this_machine(config)
         if self.plan.problems:
@@ -149,8 +157,12 @@ class Algorithm:
             self.run_dir.events.append("serving", url=self.team.url, workers=self.team.worker_urls)
 
     def close(self) -> None:
-        """Stop all processes and release the run directory; close twice is fine."""
+        """Tell the clients, stop all processes and release the run directory; close twice is fine."""
         if hasattr(self, "team"):
+            if self.config.external is not None and self.phase != "stopped":
+                # Clients that hear it end well; without it they would wait for a server to come back.
+                with contextlib.suppress(TetherlError, TimeoutError):
+                    self.announce("stopped")
             self.team.close()
         if hasattr(self, "run_dir"):
             self.run_dir.close()
@@ -349,7 +361,7 @@ class Algorithm:
             "learner": learner,
             "books": self.queue.snapshot()["state"],
             "tracker": self.tracker.state(),
-            "metrics": self.metrics,
+            "metrics": {key: _finite(value) for key, value in self.metrics.items()},
             "config": self.config.to_dict(),
         }
         score = self.metrics.get(self.config.checkpoint.score)
@@ -392,6 +404,11 @@ class Algorithm:
             iteration=self.iteration,
             iterations_lost=max(0, reached - self.iteration),
         )
+
+
+def _finite(value: Any) -> Any:
+    """A number that JSON cannot hold becomes None."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _Stop(Exception):

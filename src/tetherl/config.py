@@ -49,9 +49,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Two configurations are equal when their settings are, wherever the settings came from.
     """
 
-    name: Annotated[
-        str | None, Meta(description="name of the run, its identity: the same name resumes it")
-    ] = None
+    name: Annotated[str | None, Meta(description="name of the run, its identity: the same name resumes it")] = None
     env: Annotated[
         Any, Meta(description='Gymnasium id, "module:Name", or (Python) a class or function that makes one')
     ] = None
@@ -69,9 +67,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     seed: Annotated[int, Meta(ge=0, description="seed of everything random")] = 0
     engine: Annotated[
         Literal["inline", "local"],
-        Meta(
-            description="where the roles run: in one process (reproducible), or in processes of this machine"
-        ),
+        Meta(description="where the roles run: in one process (reproducible), or in processes of this machine"),
     ] = "local"
     device: Annotated[
         Literal["auto", "cpu", "cuda"],

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from tetherl.errors import ConfigError, MissingExtraError, SpaceError
+from tetherl.resources.plan import longest_fragment
 from tetherl.resources.rules import rollout_workers, setting_problems
 
 if TYPE_CHECKING:
@@ -71,9 +72,7 @@ def spaces_of(config: RunConfig) -> Spaces:
         action = space_from_spec(config.external.action_space, "external.action_space")
     else:
         try:
-            with contextlib.redirect_stdout(
-                sys.stderr
-            ):  # stdout is for results; environments print greetings
+            with contextlib.redirect_stdout(sys.stderr):  # stdout is for results; environments print greetings
                 env = env_factory(config.env, config.env_config)()
                 observation, action = env.observation_space, env.action_space
                 horizon = env.spec.max_episode_steps if env.spec is not None else None
@@ -97,19 +96,8 @@ def env_name(env: Any) -> str | None:
         return env
     name = getattr(env, "__qualname__", None)
     if name is None:
-        raise ConfigError(
-            f"env: {env!r} has no name by which it could be found again; give a class or a function"
-        )
+        raise ConfigError(f"env: {env!r} has no name by which it could be found again; give a class or a function")
     return f"{env.__module__}:{name}"
-
-
-def longest_fragment(config: RunConfig, spaces: Spaces) -> int:
-    """Steps of the longest fragment: with complete_episodes that of the longest episode allowed."""
-    if config.rollouts.batch_mode != "complete_episodes":
-        return config.rollouts.fragment_length
-    if config.external is not None:
-        return config.external.max_episode_steps or LONGEST_EXTERNAL_EPISODE
-    return spaces.horizon or config.algorithm.train_batch_size or 0
 
 
 # --- derived settings --------------------------------------------------------------------------------------
@@ -154,13 +142,7 @@ def derive(config: RunConfig, spaces: Spaces) -> dict[str, tuple[Any, str]]:
     shared = fill("model.vf_share_layers", model.use_lstm or spaces.has_images, core)
     fill("model.lstm_use_prev_action", model.use_lstm, "an LSTM" if model.use_lstm else "no LSTM")
     normalize = external is not None or shared
-    why = (
-        "external"
-        if external is not None
-        else "shared value function"
-        if shared
-        else "separate value function"
-    )
+    why = "external" if external is not None else "shared value function" if shared else "separate value function"
     fill("algorithm.normalize_values", normalize, why)
 
     if external is None:
@@ -179,11 +161,7 @@ def derive(config: RunConfig, spaces: Spaces) -> dict[str, tuple[Any, str]]:
         longest = fill("external.max_episode_steps", longest, why)
         longest = longest if complete else rollouts.fragment_length
     else:
-        longest = (
-            spaces.horizon or batch
-            if rollouts.batch_mode == "complete_episodes"
-            else rollouts.fragment_length
-        )
+        longest = spaces.horizon or batch if rollouts.batch_mode == "complete_episodes" else rollouts.fragment_length
     fill(
         "rollouts.queue_bytes",
         max(MIN_QUEUE_BYTES, (2 * batch + longest) * spaces.row_bytes),
@@ -213,9 +191,7 @@ def problems(config: RunConfig) -> list[str]:
     else:
         interval = config.checkpoint.interval
         if seconds is None and isinstance(interval, int) and interval < 1:
-            found.append(
-                f"checkpoint.interval: got {interval}; expected 1 or more iterations, or null for none"
-            )
+            found.append(f"checkpoint.interval: got {interval}; expected 1 or more iterations, or null for none")
     if config.name is not None and not re.fullmatch(r"[^/\\\0]*[^/\\\0.][^/\\\0]*", config.name):
         found.append(f"name: {config.name!r} cannot be the name of a directory; leave out slashes")
     return found
@@ -235,9 +211,7 @@ def _source_problems(config: RunConfig) -> list[str]:
     if env is not None and not callable(env) and not isinstance(env, str):
         found.append(f'env: got {env!r}; expected a Gymnasium id, "module:Name", or a class or function')
     if config.env_config and env is None:
-        found.append(
-            "env_config: does nothing without env; what clients should be told goes to external.env_config"
-        )
+        found.append("env_config: does nothing without env; what clients should be told goes to external.env_config")
     if evaluation.env_config and evaluation.env is None:
         found.append("evaluation.env_config: does nothing without evaluation.env; set evaluation.env too")
     if external is None:
@@ -288,9 +262,7 @@ def _training_problems(config: RunConfig) -> list[str]:
             found.append(f"algorithm.{name}: {value}; expected no value below 0")
     clip = algorithm.clip_param
     if isinstance(clip, float) and clip > algorithm.clip_max:
-        found.append(
-            f"algorithm.clip_max: {algorithm.clip_max:g} is less than algorithm.clip_param, {clip:g}"
-        )
+        found.append(f"algorithm.clip_max: {algorithm.clip_max:g} is less than algorithm.clip_param, {clip:g}")
     return found
 
 
@@ -298,7 +270,7 @@ def space_problems(config: RunConfig, spaces: Spaces) -> list[str]:
     """What is wrong with a resolved configuration once the spaces are known."""
     found = []
     queue, batch = config.rollouts.queue_bytes, config.algorithm.train_batch_size
-    longest, row = longest_fragment(config, spaces), spaces.row_bytes
+    longest, row = longest_fragment(config, spaces.horizon), spaces.row_bytes
     assert queue is not None and batch is not None
     need = (batch + longest) * row
     if queue < need:

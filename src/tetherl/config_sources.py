@@ -107,9 +107,14 @@ def assign(data: dict[str, Any], cls: StructType, path: Sequence[str], value: An
         target, section = inner, section_type(section, part)
     before = target.get(last)
     if section_type(section, last) is not None and isinstance(value, dict) and isinstance(before, dict):
-        target[last] = {**before, **value}
+        target[last] = {**before, **_copied(value)}
     else:
-        target[last] = value
+        target[last] = _copied(value)
+
+
+def _copied(value: Any) -> Any:
+    """Maps within maps copied, so that a later setting does not change what the caller holds."""
+    return {key: _copied(inner) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
 # --- the shape of the structs ------------------------------------------------------------------------------

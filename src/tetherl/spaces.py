@@ -49,9 +49,7 @@ def space_from_spec(spec: Any, path: str = "space") -> Space:
         raise ConfigError(f"{path}: expected a mapping such as {{type: Discrete, n: 4}}, got {spec!r}")
     kind = spec.get("type")
     if not isinstance(kind, str) or kind not in _FIELDS:
-        raise ConfigError(
-            f"{path}.type: {kind!r} is not one of {', '.join(_FIELDS)}{_nearest(kind, _FIELDS)}"
-        )
+        raise ConfigError(f"{path}.type: {kind!r} is not one of {', '.join(_FIELDS)}{_nearest(kind, _FIELDS)}")
     required, optional = _FIELDS[kind]
     for key in spec:
         if key != "type" and key not in required | optional:
@@ -65,9 +63,7 @@ def space_from_spec(spec: Any, path: str = "space") -> Space:
         if not isinstance(children, Mapping) or not children or not all(isinstance(k, str) for k in children):
             raise ConfigError(f"{path}.spaces: expected a mapping of names to spaces, got {children!r}")
         # An OrderedDict, because Gymnasium sorts the keys of a plain dict.
-        return spaces.Dict(
-            OrderedDict((k, space_from_spec(v, f"{path}.spaces.{k}")) for k, v in children.items())
-        )
+        return spaces.Dict(OrderedDict((k, space_from_spec(v, f"{path}.spaces.{k}")) for k, v in children.items()))
     if kind == "Tuple":
         parts = spec["spaces"]
         if not isinstance(parts, list | tuple) or not parts:
@@ -82,18 +78,14 @@ def space_from_spec(spec: Any, path: str = "space") -> Space:
     nvec = _integers(spec["nvec"], f"{path}.nvec", minimum=1)
     start = _integers(spec.get("start", np.zeros_like(nvec)), f"{path}.start")
     if nvec.ndim == 0 or nvec.size == 0 or start.shape != nvec.shape:
-        raise ConfigError(
-            f"{path}: nvec must be a list such as [3, 2] (and start one like it), got {spec['nvec']!r}"
-        )
+        raise ConfigError(f"{path}: nvec must be a list such as [3, 2] (and start one like it), got {spec['nvec']!r}")
     return spaces.MultiDiscrete(nvec, start=start)
 
 
 def _box_from_spec(spec: Mapping[str, Any], path: str) -> spaces.Box:
     name, shape = spec.get("dtype", "float32"), spec.get("shape")
     if name not in _BOX_DTYPES:
-        raise ConfigError(
-            f"{path}.dtype: {name!r} is none of {', '.join(_BOX_DTYPES)}{_nearest(name, _BOX_DTYPES)}"
-        )
+        raise ConfigError(f"{path}.dtype: {name!r} is none of {', '.join(_BOX_DTYPES)}{_nearest(name, _BOX_DTYPES)}")
     dtype = np.dtype(name)
     bounds = {key: _bound(spec[key], dtype, f"{path}.{key}") for key in ("low", "high")}
     if shape is None:
@@ -122,9 +114,7 @@ def _bound(value: Any, dtype: np.dtype, path: str) -> np.ndarray:
             return numbers.astype(dtype)
     except (TypeError, ValueError):  # not numbers, or ragged
         pass
-    raise ConfigError(
-        f"{path}: expected a number, or nested lists of numbers, that {dtype} can hold, got {value!r}"
-    )
+    raise ConfigError(f"{path}: expected a number, or nested lists of numbers, that {dtype} can hold, got {value!r}")
 
 
 def _map_nested(function: Callable[[Any], Any], value: Any) -> Any:
@@ -204,9 +194,7 @@ class _Check:
         array = value if type(value) is np.ndarray else self._as_array(value)
         if array.shape != self.shape:
             right = array.size == math.prod(self.shape)
-            hint = (
-                "The number of elements is right: reshape it" if right else "Check the environment's wrappers"
-            )
+            hint = "The number of elements is right: reshape it" if right else "Check the environment's wrappers"
             raise SpaceError(
                 f"{self.label} has shape {array.shape}, expected {self.shape} ({self.expected}; "
                 f"dtype {array.dtype} came). {hint}, or correct the declared space."
@@ -225,9 +213,7 @@ class _Check:
         except Exception as error:  # whatever a foreign object's conversion raises
             raise SpaceError(f"{self.label} is not an array: {error}; expected {self.expected}") from None
         if array.dtype.kind not in "fiub":
-            raise SpaceError(
-                f"{self.label} is a {type(value).__name__}, not numbers; expected {self.expected}"
-            )
+            raise SpaceError(f"{self.label} is a {type(value).__name__}, not numbers; expected {self.expected}")
         return array
 
     def _cast(self, array: np.ndarray) -> np.ndarray:
@@ -339,9 +325,7 @@ class _Node:
             out[self.name] = array if self.start is None else np.asarray(array - self.start)
             return
         if not isinstance(value, self.container):
-            wanted = (
-                f"a mapping with the keys {list(self.children)}" if self.container is Mapping else "a list"
-            )
+            wanted = f"a mapping with the keys {list(self.children)}" if self.container is Mapping else "a list"
             raise SpaceError(f"{self.label} is a {type(value).__name__}, expected {wanted}")
         if self.container is Mapping and value.keys() != self.children.keys():
             missing = sorted(map(str, self.children.keys() - value.keys()))
@@ -400,8 +384,7 @@ class ActionCodec:
         integral = isinstance(space, spaces.Box) and np.dtype(space.dtype).kind != "f"
         if integral or isinstance(space, spaces.Dict | spaces.Tuple):
             raise ConfigError(
-                f"action space {space} is not supported: use Discrete, MultiDiscrete, MultiBinary or a "
-                "Box of floats"
+                f"action space {space} is not supported: use Discrete, MultiDiscrete, MultiBinary or a Box of floats"
             )
         self.space = space
         leaf, self._check, self._start = _leaf("", "action", space)

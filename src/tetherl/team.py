@@ -158,7 +158,14 @@ class Team:
         external = self.config.external
         assert external is not None
         self.worker_urls = [worker.call("url").result(START_TIMEOUT_S) for worker in self.rollouts.workers.values()]
-        self._door = FrontDoor(external.address, external.port, load_token(external), self.worker_urls)
+        self._door = FrontDoor(
+            external.address,
+            external.port,
+            load_token(external),
+            self.worker_urls,
+            allow_open=external.allow_open,
+            hello_timeout_s=external.hello_timeout_s,
+        )
         self.url = self._door.start()
 
     def _device(self, gpus: float) -> str:

@@ -57,13 +57,13 @@ class Tracker:
             lengths = [n for _, n in self._window]
             values: dict[str, Any] = {
                 "episodes": self.episodes,
-                "episode_return_mean": mean,
+                "episode_return_mean": mean if lengths else None,
                 "episode_length_mean": sum(lengths) / len(lengths) if lengths else None,
             }
             if any("clients" in info for info in self._info.values()):
                 values["clients"] = int(sum(info.get("clients", 0) for info in self._info.values()))
                 for worker, info in self._info.items():
-                    values[f"clients/{worker}"] = int(info.get("clients", 0))
+                    values[f"clients_by_worker/{worker}"] = int(info.get("clients", 0))
             return values
 
     def state(self) -> dict[str, Any]:

@@ -76,9 +76,7 @@ class Sampler:
         width, dtype = policy.actions.width, policy.actions.dtype
         done_rows = 0
         while done_rows < steps:
-            prev = np.stack(
-                [np.zeros(width, dtype) if s.prev_action is None else s.prev_action for s, _ in self.slots]
-            )
+            prev = np.stack([np.zeros(width, dtype) if s.prev_action is None else s.prev_action for s, _ in self.slots])
             state = np.stack([s.state for s, _ in self.slots]) if policy.is_recurrent else None
             act = policy.act(
                 policy.codec.stack([s.obs for s, _ in self.slots]),

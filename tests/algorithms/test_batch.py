@@ -51,9 +51,7 @@ def test_previous_action_and_reward_come_from_the_row_before_or_from_the_fragmen
 
 
 def test_an_episode_start_has_no_previous_row_and_no_state_whatever_the_fragment_carries():
-    poisoned = fragment(
-        1, 2, prev_action=np.array([9]), prev_reward=9.0, state_in=np.full(4, np.nan, np.float32)
-    )
+    poisoned = fragment(1, 2, prev_action=np.array([9]), prev_reward=9.0, state_in=np.full(4, np.nan, np.float32))
     batch, _, _ = assemble([poisoned], version=5, max_lag=0, state_size=4)
     assert not batch.has_prev[0] and batch.prev_action[0] == 0 and batch.prev_reward[0] == 0
     assert batch.state_in.tolist() == [[0, 0, 0, 0]]
@@ -62,9 +60,7 @@ def test_an_episode_start_has_no_previous_row_and_no_state_whatever_the_fragment
 def test_late_rows_and_foreign_rows_are_masked_and_counted_once():
     versions = np.array([5, 4, 3, 2, 6])
     by_policy = np.array([True, False, True, False, True])
-    batch, _, dropped = assemble(
-        [fragment(1, 5, versions=versions, by_policy=by_policy)], version=5, max_lag=2
-    )
+    batch, _, dropped = assemble([fragment(1, 5, versions=versions, by_policy=by_policy)], version=5, max_lag=2)
     assert batch.valid.tolist() == [True, False, True, False, False]  # the last one is of an unknown version
     assert batch.lag.tolist() == [0, 1, 2, 3, -1]
     assert dropped == {"not_policy": 2, "stale": 1}

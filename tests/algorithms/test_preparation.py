@@ -79,9 +79,7 @@ def fragments_of(case: dict) -> list[Fragment]:
     for t, (terminated, truncated) in enumerate(zip(case["terminated"], case["truncated"], strict=True)):
         if terminated or truncated or t == len(rewards) - 1:
             rows = slice(start, t + 1)
-            found.append(
-                fragment(values[rows], rewards[rows], after[t], terminated=terminated, truncated=truncated)
-            )
+            found.append(fragment(values[rows], rewards[rows], after[t], terminated=terminated, truncated=truncated))
             start = t + 1
     return found
 
@@ -118,9 +116,7 @@ def test_a_lost_client_is_bootstrapped_at_the_last_observation_that_was_seen(kit
     case = kit.golden("gae_09_client_lost")
     inputs, expected = case["inputs"], case["expected"]
     obs, final = inputs["values_of_obs"][:-1], inputs["values_of_obs"][-1]
-    result = prepared(
-        [fragment(obs, inputs["rewards_received"], final)], gamma=inputs["gamma"], lam=inputs["lam"]
-    )
+    result = prepared([fragment(obs, inputs["rewards_received"], final)], gamma=inputs["gamma"], lam=inputs["lam"])
     assert len(result.advantages) == expected["transitions_kept"]
     assert result.advantages.numpy() == pytest.approx(expected["advantages"], rel=1e-5)
 

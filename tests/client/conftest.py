@@ -51,15 +51,14 @@ class FakeServer:
         self.action: Any = 1
         self.action_space: dict[str, Any] = ACTION_SPACE
         self.refuse_hello: Error | None = None
+        self.refuse_act: str | None = None
         self.received: list[Any] = []
         self.sessions = 0
         self.released = threading.Event()  # act waits for it: cleared = hold
         self.released.set()
         self._connections: set[ServerConnection] = set()
         self._lock = threading.Lock()
-        self._server = serve(
-            self._handle, "127.0.0.1", port, compression=None, max_size=2**24, ping_interval=None
-        )
+        self._server = serve(self._handle, "127.0.0.1", port, compression=None, max_size=2**24, ping_interval=None)
         self.port: int = self._server.socket.getsockname()[1]
         self.url = f"ws://127.0.0.1:{self.port}/"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -69,11 +68,10 @@ class FakeServer:
         return [message for message in self.received if isinstance(message, kind)]
 
     def push_phase(self, phase: str, version: int, resumes_in_s: float | None = None) -> None:
-        self.phase, self.policy_version, self.resumes_in_s = phase, version, resumes_in_s
         with self._lock:
-            connections = list(self._connections)
-        for connection in connections:
-            connection.send(connection.tetherl.encode(PhaseChange(**self._state())))
+            self.phase, self.policy_version, self.resumes_in_s = phase, version, resumes_in_s
+            for connection in self._connections:
+                connection.send(connection.tetherl.encode(PhaseChange(**self._state())))
 
     def kill(self) -> None:
         """Like kill -9: sockets close without a goodbye, the port is free again."""
@@ -82,9 +80,9 @@ class FakeServer:
         for connection in connections:
             with contextlib.suppress(OSError):
                 connection.socket.shutdown(2)
+        self.released.set()
         self._server.shutdown()
         self._thread.join(10)
-        self.released.set()
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -106,12 +104,14 @@ class FakeServer:
                 message = session.receive(data)
                 if not isinstance(message, Error):
                     self.received.append(message)
+                if isinstance(message, Hello):
+                    with self._lock:  # a phase is told by the welcome or by a push, never lost between them
+                        connection.send(session.encode(self._answer(message)))
+                        self._connections.add(connection)
+                    continue
                 reply = message if isinstance(message, Error) else self._answer(message)
                 if reply is not None:
                     connection.send(session.encode(reply))
-                if isinstance(message, Hello) and isinstance(reply, Welcome):
-                    with self._lock:
-                        self._connections.add(connection)
                 if session.closed:
                     return
         except (ConnectionClosed, OSError):
@@ -142,6 +142,8 @@ class FakeServer:
             return None
         if isinstance(message, Act):
             self.released.wait(60)
+            if self.refuse_act is not None:
+                return Error(re=message.id, code=self.refuse_act, message="no action is chosen")
             return Action(
                 re=message.id,
                 episode=message.episode,

@@ -36,7 +36,7 @@ def _no_token(monkeypatch):
     monkeypatch.delenv("TETHERL_TOKEN", raising=False)
 
 
-def test_step_form_sends_rewards_with_the_right_step(start_server):
+def test_step_form_sends_rewards_with_the_right_step(start_server, eventually):
     server = start_server()
     with PolicyClient(server.url, name="tester") as client:
         for episode in range(2):
@@ -54,7 +54,7 @@ def test_step_form_sends_rewards_with_the_right_step(start_server):
         (2, 0.5, False, True),
     ]
     np.testing.assert_array_equal(ends[1].observation, OBS + 2)
-    assert isinstance(server.received[-1], Bye)
+    eventually(lambda: isinstance(server.received[-1], Bye))
 
 
 def test_several_episodes_with_logged_actions_and_rewards(start_server):
@@ -73,9 +73,7 @@ def test_several_episodes_with_logged_actions_and_rewards(start_server):
         client.end_episode(first)  # terminated by default, no observation needed
         client.abort_episode(second, "the game crashed")
     assert [s.training for s in server.of_type(StartEpisode)] == [True, False]
-    assert [
-        (m.episode == "a", m.step, m.reward) for m in server.received if isinstance(m, Act | LogAction)
-    ] == [
+    assert [(m.episode == "a", m.step, m.reward) for m in server.received if isinstance(m, Act | LogAction)] == [
         (True, 0, 0.0),
         (False, 0, 0.0),
         (True, 1, 1.5),
@@ -269,6 +267,10 @@ def test_server_restart_loses_open_episodes_and_nothing_else(start_server, event
             client.get_action(busy, OBS)
         fresh = client.start_episode()  # waits for the new connection
         assert client.get_action(fresh, OBS) == 1
+        with pytest.raises(EpisodeLostError):
+            client.log_returns(busy, 1.0)  # without a message, too
+        with pytest.raises(EpisodeLostError):
+            client.end_episode(busy)
         with pytest.raises(EpisodeLostError):
             client.get_action(idle, OBS)
         with pytest.raises(EpisodeLostError):
@@ -478,7 +480,5 @@ def test_importing_the_client_loads_nothing_heavy():
         "heavy = {'torch', 'gymnasium', 'aiohttp', 'asyncio', 'fcntl', 'resource'}; "
         "print(sorted(loaded & heavy))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

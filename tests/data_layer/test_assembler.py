@@ -15,9 +15,7 @@ class Game:
     def __init__(self, **settings) -> None:
         self.books = StepCounts()
         self.fragments: list[Fragment] = []
-        self.assembler = EpisodeAssembler(
-            self.books, self.fragments.append, episode_id="e", worker=3, **settings
-        )
+        self.assembler = EpisodeAssembler(self.books, self.fragments.append, episode_id="e", worker=3, **settings)
         self.t = 0
 
     @staticmethod

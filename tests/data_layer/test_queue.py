@@ -14,7 +14,9 @@ from tetherl.data.queue import SampleQueue
 FOREVER = 10**9
 
 
-def fragment(rows: int, *, worker: int = 1, version: int = 0, learning: bool = False, by_policy: bool = True) -> Fragment:
+def fragment(
+    rows: int, *, worker: int = 1, version: int = 0, learning: bool = False, by_policy: bool = True
+) -> Fragment:
     return Fragment(
         obs={"": np.zeros((rows, 4), np.float32)},
         final_obs={"": np.zeros(4, np.float32)},

@@ -37,9 +37,7 @@ def test_the_seed_decides_the_lengths():
     assert play(CountingEnv(seed=1), 6) == first
 
 
-@pytest.mark.parametrize(
-    ("ends", "ways"), [("terminate", "TTTT"), ("truncate", "CCCC"), ("alternate", "TCTC")]
-)
+@pytest.mark.parametrize(("ends", "ways"), [("terminate", "TTTT"), ("truncate", "CCCC"), ("alternate", "TCTC")])
 def test_how_episodes_end(ends, ways):
     rows = play(CountingEnv(ends=ends), 4)
     assert "".join("T" if row[3] else "C" for row in rows if row[3] or row[4]) == ways

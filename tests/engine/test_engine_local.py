@@ -45,7 +45,7 @@ class Rascal:
 
     def say(self, *lines):
         for line in lines:
-            print(line)
+            sys.stdout.write(f"{line}\n")
 
     def exit(self, code, *lines):
         self.say(*lines)
@@ -159,6 +159,17 @@ def test_ctrl_c_does_not_reach_an_actor(engine):
     assert os.getpgid(actor.pid) != os.getpgid(0)
     os.kill(actor.pid, signal.SIGINT)
     assert actor.call("pid").result(DEADLINE) == actor.pid
+
+
+def test_a_constructor_that_raises_and_leaves_a_thread_running(engine):
+    class Threaded:
+        def __init__(self):
+            threading.Thread(target=time.sleep, args=(1000,)).start()
+            raise ValueError("too late")
+
+    actor = engine.start(Threaded, name="threaded")
+    assert isinstance(actor.ready.exception(DEADLINE), ActorStartError)
+    assert actor.pid is None
 
 
 # ---- values

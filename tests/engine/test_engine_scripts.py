@@ -194,9 +194,7 @@ def test_ctrl_c_stops_the_parent_only_and_a_second_one_ends_the_waiting(tmp_path
     pids = json.loads(parent.stdout.readline())
     os.killpg(parent.pid, signal.SIGINT)  # what a terminal does
     assert parent.stdout.readline() == "stopping\n"
-    time.sleep(
-        0.3
-    )  # it now waits for a worker that does not listen; if not yet, the signal comes a bit early
+    time.sleep(0.3)  # it now waits for a worker that does not listen; if not yet, the signal comes a bit early
     os.killpg(parent.pid, signal.SIGINT)
     _, err = parent.communicate(timeout=DEADLINE)
     assert "KeyboardInterrupt" in err

@@ -33,9 +33,7 @@ def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def inputs_for(
-    dist: Distribution, rows: int = 6, seed: int = 0, dtype: torch.dtype = torch.float64
-) -> Tensor:
+def inputs_for(dist: Distribution, rows: int = 6, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(rows, dist.inputs_size, generator=rng(seed), dtype=dtype)
 
 
@@ -104,9 +102,7 @@ def test_golden_gaussian_by_quadrature() -> None:
     x = torch.linspace(-12, 12, 200_001, dtype=torch.float64).unsqueeze(1)
     step = float(x[1] - x[0])
     log_p, log_q = (dist.log_prob(inputs.expand(len(x), -1), x) for inputs in (p, q))
-    density = np.exp(-0.5 * ((x[:, 0].numpy() - 0.3) / np.exp(-0.4)) ** 2) / (
-        np.exp(-0.4) * np.sqrt(2 * np.pi)
-    )
+    density = np.exp(-0.5 * ((x[:, 0].numpy() - 0.3) / np.exp(-0.4)) ** 2) / (np.exp(-0.4) * np.sqrt(2 * np.pi))
     np.testing.assert_allclose(log_p.exp().numpy(), density, rtol=1e-9)
     assert float(log_p.exp().sum() * step) == pytest.approx(1, rel=1e-9)
     assert float(dist.entropy(p)) == pytest.approx(float(-(log_p.exp() * log_p).sum() * step), rel=1e-9)
@@ -297,6 +293,12 @@ def test_extreme_logits_stay_finite(kind: str) -> None:
         assert x is not None and torch.all(torch.isfinite(x))
 
 
+def test_bits_that_are_almost_sure_keep_their_small_probability() -> None:
+    logits = torch.tensor([[22.0]], dtype=torch.float64)
+    logp = float(Bernoulli(1).log_prob(logits, torch.tensor([[1]])))
+    assert logp == pytest.approx(-math.exp(-22), rel=1e-3)
+
+
 def test_ties_go_to_the_lowest_index() -> None:
     assert Categorical(4).mode(torch.tensor([[1.0, 3.0, 3.0, 0.0]])).tolist() == [[1]]
     assert MultiCategorical([2] * 3).mode(torch.zeros(1, 6)).tolist() == [[0, 0, 0]]
@@ -320,6 +322,8 @@ def test_slices_of_a_larger_output_are_fine() -> None:
         wide = torch.cat([wide, torch.full((5, 2), math.nan)], 1)[:, : dist.inputs_size]
         assert torch.equal(dist.entropy(wide), dist.entropy(wide.clone()))
         assert torch.equal(dist.sample(wide, rng()), dist.sample(wide.clone(), rng()))
+        columns = inputs_for(dist, 5, 1).T.contiguous().T
+        assert torch.equal(dist.sample(columns, rng()), dist.sample(columns.contiguous(), rng()))
 
 
 # ---- shapes

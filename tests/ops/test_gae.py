@@ -26,9 +26,7 @@ def double_sum(
             terms = []
             for k in range(t, length):
                 bootstrap = 0.0 if terminated[k, b] else gamma * float(next_values[k, b])
-                terms.append(
-                    (gamma * lam) ** (k - t) * (float(rewards[k, b]) + bootstrap - float(values[k, b]))
-                )
+                terms.append((gamma * lam) ** (k - t) * (float(rewards[k, b]) + bootstrap - float(values[k, b])))
                 if done[k, b]:
                     break
             out[t, b] = math.fsum(terms)

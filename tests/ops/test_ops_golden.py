@@ -25,8 +25,7 @@ from tetherl.ops.normalize import RunningMoments, normalize_advantages
 from tetherl.ops.schedules import schedule_value
 
 CASES = {
-    case["name"]: case
-    for case in json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text())["cases"]
+    case["name"]: case for case in json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text())["cases"]
 }
 
 GAE = [
@@ -346,9 +345,7 @@ def test_explained_variance_golden() -> None:
 
 def test_effective_sample_size_golden() -> None:
     given, expected = load("metric_03_ess")
-    assert losses.effective_sample_size(f64(given["weights"])) == pytest.approx(
-        expected["ess_fraction"], rel=1e-9
-    )
+    assert losses.effective_sample_size(f64(given["weights"])) == pytest.approx(expected["ess_fraction"], rel=1e-9)
 
 
 def test_shares_of_a_batch_golden() -> None:

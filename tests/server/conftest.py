@@ -37,11 +37,13 @@ class FakePolicy:
         self.calls = []
         self.error = None
         self.gate = None  # when set, act() waits for it
+        self.entered = threading.Event()
 
     def load_weights(self, weights):
         self.action = int(weights["a"])
 
     def act(self, obs, prev_action, prev_reward, has_prev, state, *, explore, generator):
+        self.entered.set()
         if self.gate is not None:
             assert self.gate.wait(DEADLINE)
         if self.error is not None:
@@ -70,7 +72,8 @@ class Client:
     """Speaks the protocol message by message. Pushed phase changes are kept aside in `phases`."""
 
     def __init__(self, url, *, as_json=False, **connect_kw):
-        self.ws = ws_connect(url, compression=None, open_timeout=DEADLINE, close_timeout=2, **connect_kw)
+        connecting = ws_connect(url, compression=None, open_timeout=DEADLINE, close_timeout=2, **connect_kw)
+        self.ws = connecting.__enter__()
         self.as_json = as_json
         self.id = 0
         self.phases = []
@@ -108,9 +111,7 @@ class Client:
         return self.ask("start_episode", episode=episode, **fields)
 
     def act(self, step, reward=0.0, episode="e", obs=(1.0, 2.0, 3.0)):
-        return self.ask(
-            "act", episode=episode, step=step, observation=list(obs), reward=reward if step else 0.0
-        )
+        return self.ask("act", episode=episode, step=step, observation=list(obs), reward=reward if step else 0.0)
 
     def end(self, step, reward=0.0, episode="e", **fields):
         return self.ask("end_episode", episode=episode, step=step, reward=reward, **fields)
@@ -151,7 +152,7 @@ def config():
 
 @pytest.fixture
 def serve(config):
-    """Starts servers and stops them at the end: serve(policy=, config fields..., server=dict(...)) -> server, url."""
+    """serve(policy=, config fields..., server=dict(...)) -> server, url; stops them at the end."""
     servers = []
 
     def start(policy=None, *, server=None, weights=True, **fields):

@@ -40,7 +40,7 @@ def sessions(server):
 
 def test_five_clients_at_once_on_two_workers(serve, join, door):
     (one, url1), (two, url2) = serve(), serve(server={"worker": 2})
-    front, url = door([url1, url2])
+    _, url = door([url1, url2])
     start, joined, failures = threading.Barrier(5), [], []
 
     def come():

@@ -44,8 +44,7 @@ def test_requests_that_wait_share_one_forward_pass(serve, join, fake_policy, unt
         client.start()
     policy.gate = threading.Event()
     clients[0].send("act", episode="e", step=0, observation=[0, 0, 0])
-    until(lambda: not policy.gate.is_set() and server.inference.waiting == 0, "the first request taken")
-    # the loop is inside act() now; these arrive meanwhile
+    assert policy.entered.wait(deadline)  # the loop is inside act() now; these arrive meanwhile
     for client in clients[1:]:
         client.send("act", episode="e", step=0, observation=[0, 0, 0])
     gate, policy.gate = policy.gate, None

@@ -25,16 +25,12 @@ class AlgorithmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = 0
     gamma: Annotated[float, Meta(gt=0, le=1, description="discount γ")] = 0.99
     lambda_: Annotated[float, Meta(ge=0, le=1, description="λ of GAE")] = 0.95
-    train_batch_size: Annotated[PositiveInt | None, Meta(description="env steps per training iteration")] = (
-        None
-    )
+    train_batch_size: Annotated[PositiveInt | None, Meta(description="env steps per training iteration")] = None
     minibatch_size: Annotated[PositiveInt | None, Meta(description="valid steps per optimizer step")] = None
     epochs: Annotated[PositiveInt | None, Meta(description="passes over each sample batch")] = None
     lr: Annotated[Schedule | None, Meta(description="learning rate of Adam, or a schedule")] = None
     clip_param: Annotated[Schedule, Meta(description="ε of the clipped objective, or a schedule")] = 0.2
-    lag_factor: Annotated[
-        float, Meta(ge=0, description="κ: ε grows with lag as ε·(1+κ·lag); 0 gives plain PPO")
-    ] = 0.2
+    lag_factor: Annotated[float, Meta(ge=0, description="κ: ε grows with lag as ε·(1+κ·lag); 0 gives plain PPO")] = 0.2
     clip_max: Annotated[float, Meta(gt=0, description="upper limit of the lag-scaled ε")] = 0.8
     max_lag: Annotated[
         NonNegativeInt | None,

@@ -37,9 +37,7 @@ class LearnResult:
 class Learner(ABC):
     """Owns the policy's weights during learning: Adam, gradient clipping, shuffling, non-finite handling."""
 
-    def __init__(
-        self, policy: Policy, *, adam_eps: float, grad_clip: float | None, seed: int, device: str
-    ) -> None:
+    def __init__(self, policy: Policy, *, adam_eps: float, grad_clip: float | None, seed: int, device: str) -> None:
         self.device = torch.device(device)
         self.policy = policy.to(self.device)
         self.policy.eval()
@@ -119,9 +117,7 @@ class Learner(ABC):
                 moments.append({k: _moment(arrays, f"adam/{k}/{name}", parameter) for k in _MOMENTS})
         shuffle = torch.from_numpy(np.array(_entry(arrays, "shuffle"), dtype=np.uint8))
         counters = [int(_entry(meta, key)) for key in ("skipped_steps", "consecutive_skips")]
-        self.policy.load_weights(
-            {k.removeprefix("policy/"): v for k, v in arrays.items() if k.startswith("policy/")}
-        )
+        self.policy.load_weights({k.removeprefix("policy/"): v for k, v in arrays.items() if k.startswith("policy/")})
         self._optimizer.state.clear()
         for parameter, own in zip(self._parameters, moments, strict=False):
             step = torch.tensor(float(adam_steps), device=self.device)

@@ -53,9 +53,7 @@ class PPOLearner(Learner):
         for key in _RESOLVED:
             if getattr(config, key) is None:
                 raise ConfigError(f"algorithm.{key} is not set; the learner needs the resolved configuration")
-        super().__init__(
-            policy, adam_eps=config.adam_eps, grad_clip=config.grad_clip, seed=seed, device=device
-        )
+        super().__init__(policy, adam_eps=config.adam_eps, grad_clip=config.grad_clip, seed=seed, device=device)
         self.config = config
         self.max_seq_len = max_seq_len
         self.kl_coeff = config.kl_coeff if config.use_kl_loss else 0.0
@@ -120,9 +118,7 @@ class PPOLearner(Learner):
 class _Update:
     """The epochs over one prepared batch. valid: [N] bool, the rows that are trained on."""
 
-    def __init__(
-        self, learner: PPOLearner, prepared: PreparedBatch, valid: np.ndarray, steps_trained: int
-    ) -> None:
+    def __init__(self, learner: PPOLearner, prepared: PreparedBatch, valid: np.ndarray, steps_trained: int) -> None:
         config, device = learner.config, learner.device
         self.learner, self.config, self.prepared, self.valid = learner, config, prepared, valid
         self.policy, self.dist = learner.policy, learner.policy.dist

@@ -43,9 +43,7 @@ class Inputs:
         index = torch.from_numpy(rows)
         there = index.to(self.device)
         obs = {
-            k: v.index_select(0, index if v.device.type == "cpu" else there).to(
-                self.device, non_blocking=True
-            )
+            k: v.index_select(0, index if v.device.type == "cpu" else there).to(self.device, non_blocking=True)
             for k, v in self.obs.items()
         }
         return (
@@ -206,9 +204,7 @@ def _chunk_groups(chunks: np.ndarray, max_rows: int) -> Iterator[np.ndarray]:
         yield from np.split(ids, np.flatnonzero(np.diff(slot)) + 1)
 
 
-def _final_values(
-    policy: Policy, batch: SampleBatch, final_state: Tensor | None, device: torch.device
-) -> np.ndarray:
+def _final_values(policy: Policy, batch: SampleBatch, final_state: Tensor | None, device: torch.device) -> np.ndarray:
     """[F] value of the observation after each fragment's last row, in reward units; 0 after termination."""
     result = np.zeros(len(batch.lengths), dtype=np.float32)
     last = batch.starts + batch.lengths - 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,17 +32,19 @@ EXTRAS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. argv: without the program's name; default: the command "
-    "line's."""
+    """Run one command; returns the exit code. argv: without the program's name; default: the process's own."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # "module:Name" may name a file of the user's, as with python -m
-    command = next((word for word in arguments if not word.startswith("-")), None)
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    as_json = "--json" in arguments
     try:
-        args = _parser([command] if command in COMMANDS else COMMANDS).parse_args(arguments)
-        with _results_only() if getattr(args, "json", False) else contextlib.nullcontext():
+        args = _parse(arguments, [command] if command in COMMANDS else COMMANDS)
+        with _results_only() if as_json else contextlib.nullcontext():
             code: int = importlib.import_module(f"tetherl.cli.{args.command}").run(args)
         return code
+    except SystemExit as end:  # from argparse, which has said why
+        return end.code if isinstance(end.code, int) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -53,17 +56,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing = (error.name or "").partition(".")[0]
         if missing not in EXTRAS:
             raise
-        return _fail(MissingExtraError(f"tetherl {command or ''}".strip(), EXTRAS[missing]))
+        return _fail(MissingExtraError(f"tetherl {command}".strip(), EXTRAS[missing]), as_json)
     except TetherlError as error:
-        return _fail(error)
+        return _fail(error, as_json)
 
 
-def _fail(error: TetherlError) -> int:
+def _fail(error: TetherlError, as_json: bool) -> int:
     print(f"tetherl: {error}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}))
     return 3 if isinstance(error, PlanError) else 2 if isinstance(error, ConfigError) else 1
 
 
-def _parser(commands: Sequence[str | None]) -> argparse.ArgumentParser:
+def _parse(arguments: Sequence[str], commands: Sequence[str]) -> argparse.Namespace:
+    """Arguments; settings may stand before, between and behind the options."""
+    parser = _parser(commands)
+    args, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(args, "settings") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.settings = [*args.settings, *rest]
+    return args
+
+
+def _parser(commands: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tetherl",
         description="Reinforcement-learning training for programs that the trainer does not step itself.",

@@ -31,9 +31,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--env", required=True, metavar="ID", help="Gymnasium id, or module:Name of a class or function"
     )
-    parser.add_argument(
-        "--connect", required=True, metavar="URL", help="the server, for example ws://127.0.0.1:9900"
-    )
+    parser.add_argument("--connect", required=True, metavar="URL", help="the server, for example ws://127.0.0.1:9900")
     parser.add_argument(
         "--envs",
         type=_positive,
@@ -45,9 +43,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--episodes", type=_positive, metavar="K", help="episodes per copy (default: no end)")
     parser.add_argument("--steps", type=_positive, metavar="K", help="steps per copy (default: no end)")
     parser.add_argument("--seed", type=int, metavar="S", help="seed of the first copy; copy i takes S + i")
-    parser.add_argument(
-        "--evaluate", action="store_true", help="play for metrics only: nothing of it is trained on"
-    )
+    parser.add_argument("--evaluate", action="store_true", help="play for metrics only: nothing of it is trained on")
     parser.add_argument(
         "--env-config",
         type=_json_object,

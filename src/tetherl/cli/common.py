@@ -34,9 +34,7 @@ def load_config(args: argparse.Namespace, more: Sequence[str] = ()) -> RunConfig
     files = [word for word in args.settings if "=" not in word]
     overrides = [word for word in args.settings if "=" in word]
     if len(files) > 1:
-        raise ConfigError(
-            f"expected one configuration file and settings as key=value, got {', '.join(files)}"
-        )
+        raise ConfigError(f"expected one configuration file and settings as key=value, got {', '.join(files)}")
     if not files and not overrides and args.env is None:
         raise ConfigError("nothing to configure: give a CONFIG.yaml, or --env ID")
     if args.env is not None:

@@ -72,9 +72,7 @@ def _machine(text: str, otherwise: Machine) -> tuple[Machine, set[str]]:
         except ValueError:
             number = -1.0
         if key not in ("cpus", "gpus", "memory") or not number >= (1 if key == "memory" else 0):
-            raise ConfigError(
-                f"--machine: got {part!r}; expected cpus=N, gpus=N or memory=BYTES, joined by commas"
-            )
+            raise ConfigError(f"--machine: got {part!r}; expected cpus=N, gpus=N or memory=BYTES, joined by commas")
         numbers[key] = int(number) if key == "memory" else number
     given = {key for key, value in numbers.items() if value is not None}
     return dataclasses.replace(otherwise, **numbers), given

@@ -11,10 +11,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tetherl.client.policy_client import PolicyClient
-from tetherl.errors import ClientError, ConfigError, DisconnectedError, EpisodeLostError, MissingExtraError
+from tetherl.errors import (
+    ClientError,
+    ConfigError,
+    DisconnectedError,
+    EpisodeLostError,
+    MissingExtraError,
+    RequestError,
+)
 
 CONNECT_TIMEOUT_S = 300.0
 """The environment may be started long before the server."""
+
+STOP_NEWS_S = 2.0
+"""How long the news that the server stops may take after its last refusal."""
 
 
 @dataclass(slots=True)
@@ -190,6 +200,10 @@ class Player:
                     self._play_episode(client, env, observation)
                 except EpisodeLostError:
                     self.stats.episodes_lost += 1
+                except RequestError as error:
+                    # A server that stops refuses what it has not answered yet just before it says so.
+                    if error.code != "not_ready" or not self._stopping.wait(STOP_NEWS_S):
+                        raise
         except Exception as error:
             with contextlib.suppress(ClientError):
                 client.abort(f"{type(error).__name__}: {error}")

@@ -127,9 +127,7 @@ class Link:
             TypeError: the request holds something that cannot travel; nothing was sent.
         """
         if threading.current_thread() is self._thread:
-            raise ClientError(
-                "on_phase must not make requests: it runs on the thread that reads their answers"
-            )
+            raise ClientError("on_phase must not make requests: it runs on the thread that reads their answers")
         with self._changed:
             self.raise_if_over()
             if not self._up or self._socket is None or generation not in (None, self.generation):

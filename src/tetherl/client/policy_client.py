@@ -139,9 +139,7 @@ class PolicyClient:
     def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
         """Reports that the caller itself chose `action` in `observation`. Errors: as `get_action`."""
         episode = self._episode(episode_id)
-        self._ask_in(
-            episode_id, episode, lambda s: s.log_action(episode_id, observation, action, episode.reward)
-        )
+        self._ask_in(episode_id, episode, lambda s: s.log_action(episode_id, observation, action, episode.reward))
         episode.steps += 1
         episode.reward = 0.0
 
@@ -201,9 +199,7 @@ class PolicyClient:
             pass
         self._episodes.pop(episode_id, None)
 
-    def step(
-        self, observation: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False
-    ) -> Any:
+    def step(self, observation: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False) -> Any:
         """The whole loop in one call: what the environment shows now -> the next action.
 
         `reward` is what the previous action brought (0 on the first call of an episode, which opens it). With
@@ -340,9 +336,7 @@ class PolicyClient:
             "reset the environment and start a new episode"
         )
 
-    def _ask_in(
-        self, episode_id: str, episode: _Episode, build: Callable[[ClientSession], Request]
-    ) -> ServerMessage:
+    def _ask_in(self, episode_id: str, episode: _Episode, build: Callable[[ClientSession], Request]) -> ServerMessage:
         try:
             return self._ask(build, episode.generation)
         except ConnectionLost:
@@ -366,6 +360,4 @@ class PolicyClient:
             dtype = _ACTION_DTYPES.get(space.get("type", ""), space.get("dtype", "float32"))
             return np.array(value, dtype=dtype)  # a copy: the caller may write to it
         except (WireError, TypeError, ValueError) as error:
-            raise RequestError(
-                f"the server sent an action that cannot be read: {error}", code="bad_action"
-            ) from None
+            raise RequestError(f"the server sent an action that cannot be read: {error}", code="bad_action") from None

@@ -88,9 +88,7 @@ class WebSocket:
             if uri.secure:
                 import ssl  # only where it is needed: loading it takes as long as everything else here
 
-                self._socket = ssl.create_default_context().wrap_socket(
-                    self._socket, server_hostname=uri.host
-                )
+                self._socket = ssl.create_default_context().wrap_socket(self._socket, server_hostname=uri.host)
             self._shake_hands(timeout_s)
         except OSError as error:
             self._socket.close()

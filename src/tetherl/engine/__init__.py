@@ -1,4 +1,4 @@
-"""Where processes run. An engine starts actors (objects that live somewhere), calls their methods and ends them.
+"""Where processes run: an engine starts actors (objects that live somewhere), calls their methods, ends them.
 
 It knows processes and nothing of reinforcement learning. `inline` runs everything in the calling process,
 `local` gives every actor a fresh interpreter on this machine; both keep the contract in `contract`, which

@@ -1,4 +1,4 @@
-"""The program that a local actor's process runs: constructs the actor, answers calls, ends with its parent."""
+"""What a local actor's process runs: it constructs the actor, answers calls, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tetherl.engine.transport import Blob, Channel, Frame, Kind
 
 
 def main() -> None:
-    """Arguments: where tetherl is, a name for the process list, the socket, the lifeline, the parent's process id."""
+    """Arguments: where tetherl is, a name for the process list, socket, lifeline, the parent's process id."""
     sock, lifeline, parent = sys.argv[3:]
     end_with_parent(int(lifeline), int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent steers the stop
@@ -84,10 +84,11 @@ def answer(actor: Any, channel: Channel, frame: Frame) -> None:
 def end_with_parent(lifeline: int, parent: int) -> None:
     """See to it that this process, and what it has started, ends when its parent does, by whatever cause.
 
-    `lifeline` is a pipe that nobody writes to; its other end is closed by the parent's death. A thread notices
-    that, and where a copy of the other end lives on in a forked process, the change of the parent's id. A
-    thread is blind while native code holds the interpreter lock, so on Linux the kernel is asked as well to
-    send SIGIO, which by default ends a process, when the pipe closes.
+    `lifeline` is a pipe that nobody writes to; its other end is closed by the parent's death. A thread
+    notices that, or, where a copy of the other end lives on in a forked process, the change of the parent's
+    id. While native code holds the interpreter lock no thread runs, so on Linux the kernel is asked as well
+    to send SIGIO, which by default ends a process, when the pipe closes. (Elsewhere such a process ends when
+    the native call returns.)
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):

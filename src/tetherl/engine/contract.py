@@ -6,13 +6,13 @@ every call gives a `concurrent.futures.Future`. Wait for the first of several wi
 
 How things fail, on every engine (never raised by `start` or `call` themselves, always by the future):
 
-| what happened                                    | error            | afterwards                            |
-|--------------------------------------------------|------------------|---------------------------------------|
-| the constructor raised                           | ActorStartError  | `ready` and every call fail with it    |
-| a method raised                                  | ActorMethodError | the actor lives on                    |
-| the process ended (or was closed)                | ActorDiedError   | this and every later call fail with it |
-| the arguments of a call cannot be serialised     | EngineError      | the actor lives on                    |
-| the actor was closed before the call had started | CancelledError   | as after an end                       |
+| what happened                                  | error            | afterwards                             |
+|------------------------------------------------|------------------|----------------------------------------|
+| the constructor raised                         | ActorStartError  | `ready` and every call fail with it    |
+| a method raised                                | ActorMethodError | the actor lives on                     |
+| the process ended, or the actor was closed     | ActorDiedError   | this and every later call fail with it |
+| arguments or result cannot be sent or read     | EngineError      | the actor lives on                     |
+| the actor was closed before the call started   | CancelledError   | as after an end                        |
 
 The first two carry the remote traceback, and the original exception as `__cause__` where it can travel.
 """
@@ -58,8 +58,8 @@ class Actor(Protocol):
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a method; returns at once (the inline engine: when the method has run).
 
-        With `max_concurrency` 1 calls run one after the other in the order in which they were made; with n, up
-        to n at a time, each in its own thread. A call that has not started can be cancelled with
+        With `max_concurrency` 1 calls run one after the other in the order in which they were made; with n,
+        up to n at a time, each in its own thread. A call that has not started can be cancelled with
         `future.cancel()`; a running one goes on, also when `future.result(timeout)` gave up waiting.
         Callbacks of the future must not block: they may run in the thread that reads the actor's answers.
         """
@@ -77,9 +77,9 @@ class Actor(Protocol):
     def close(self, timeout: float = 5.0) -> None:
         """End the actor; closing twice is fine.
 
-        Calls that have not started are cancelled. The actor's own `close()` is called if it has one (after the
-        running call; with max_concurrency > 1 beside the running calls, which it should make return). What has
-        not ended after `timeout` seconds is ended by force where there is a process to end.
+        Calls that have not started are cancelled. The actor's own `close()` is called if it has one: after
+        the running call, or with max_concurrency > 1 beside the running calls, which it should make return.
+        What has not ended after `timeout` seconds is ended by force where there is a process to end.
         """
         ...
 
@@ -119,13 +119,11 @@ def load_target(target: Target) -> Callable[..., Any]:
         return target
     module, colon, name = target.partition(":")
     if not (module and colon and name):
-        raise ValueError(
-            f"{target!r} does not name a class: expected 'module:Name', for example 'mygame.env:MyEnv'"
-        )
+        raise ValueError(f"{target!r} does not name a class: expected 'module:Name', for example 'mygame.env:MyEnv'")
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def check_start(name: str, max_concurrency: int) -> None:

@@ -21,7 +21,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, *, travels: bool = False) -> Failure:
-        """Describe `error`, leaving out the engine's own frame; `travels`: take the exception itself along."""
+        """Describe `error`, without the engine's own frame; `travels`: take the exception itself along."""
         inner = error.__traceback__.tb_next if error.__traceback__ else None
         text = "".join(traceback.format_exception(type(error), error, inner)).rstrip()
         summary = "".join(traceback.format_exception_only(error)).strip()
@@ -60,7 +60,7 @@ def closed_error(name: str) -> ActorDiedError:
 def death_error(
     name: str, exit_code: int | None, *, doing: str = "", memory_bytes: int = 0, output: str = ""
 ) -> ActorDiedError:
-    """The error for a process that ended by itself: who, how, doing what, with how much memory, last words."""
+    """The error for a process that ended by itself: who, how, doing what, how much memory, last words."""
     if exit_code is None:
         how = "ended, nobody knows how"
     elif exit_code < 0:
@@ -73,9 +73,7 @@ def death_error(
     if memory_bytes:
         message += f"; it used {memory_bytes / 2**20:.0f} MiB of memory when last looked at"
     if exit_code == -signal.SIGKILL:
-        message += (
-            ". If nobody killed it, the system was short of memory (see the kernel log): use fewer processes"
-        )
+        message += ". If nobody killed it, the system was short of memory (see the kernel log): use fewer processes"
     if output:
         message += f"\n\nThe last lines of its output:\n{output}"
     return ActorDiedError(message, exit_code)

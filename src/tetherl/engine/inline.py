@@ -36,9 +36,7 @@ class InlineActor:
         self.ready: Future[None] = Future()
         self._object: Any = None
         self._why_not: Callable[[], EngineError] | None = None  # why calls fail, once they do
-        self._turn = (
-            threading.RLock()
-        )  # one call at a time, in order; reentrant: a method may call its own actor
+        self._turn = threading.RLock()  # one call at a time, in order; reentrant: a method may call its own actor
         self._pool: ThreadPoolExecutor | None = None
         self._unfinished: set[Future[Any]] = set()
         try:
@@ -106,8 +104,8 @@ class InlineActor:
             running = list(self._unfinished)
             if concurrent.futures.wait(running, timeout).not_done:
                 _log.warning(
-                    "%s: a call is still running %g s after close(); a thread cannot be ended from outside, so its "
-                    "close() should make running calls return",
+                    "%s: a call is still running %g s after close(); a thread cannot be ended from outside, "
+                    "so the actor's close() should make running calls return",
                     self.name,
                     timeout,
                 )

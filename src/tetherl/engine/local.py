@@ -1,7 +1,7 @@
 """The local engine: every actor has a fresh interpreter on this machine.
 
-Fresh (started, not forked): nothing of the parent's threads, locks or CUDA state comes along, and a script that
-uses the engine needs no `if __name__ == "__main__"`: its classes and functions travel by value, and its module
+Fresh (started, not forked): nothing of the parent's threads, locks or CUDA state comes along. A script that
+uses the engine needs no `if __name__ == "__main__"`: its classes and functions travel by value and its module
 search path is passed on, but the script itself is never run again.
 
 Each actor has one thread in the parent that reads its answers and sees to its end: whatever the cause, the
@@ -254,9 +254,7 @@ class LocalActor:
             try:
                 value = frame.take()
             except Exception as error:  # for example an object whose module is not to be had here
-                failed = EngineError(
-                    f"{self.name}: the result of {call.method}() cannot be read here: {error}"
-                )
+                failed = EngineError(f"{self.name}: the result of {call.method}() cannot be read here: {error}")
                 failed.__cause__ = error
                 call.future.set_exception(failed)
                 return True

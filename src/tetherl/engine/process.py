@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import select
@@ -79,6 +80,7 @@ class ChildProcess:
         """Pass the output on until there is none to come, and keep its last lines."""
         poll = select.poll()
         poll.register(self._output, select.POLLIN)
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         partial = ""
         looked = 0.0
         while True:
@@ -95,7 +97,7 @@ class ChildProcess:
             data = os.read(self._output, 65536)
             if not data:
                 break
-            text = data.decode(errors="replace")
+            text = decoder.decode(data)
             *lines, partial = (partial + text).split("\n")
             self._tail.extend(line[-_LINE_LIMIT:].rstrip() for line in lines)
             partial = partial[-_LINE_LIMIT:]
@@ -109,6 +111,4 @@ class ChildProcess:
     def _look_at_memory(self) -> None:
         with contextlib.suppress(OSError, ValueError, IndexError):  # not Linux, or just gone
             with open(f"/proc/{self.pid}/statm") as file:
-                self.memory_bytes = (
-                    int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") or self.memory_bytes
-                )
+                self.memory_bytes = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") or self.memory_bytes

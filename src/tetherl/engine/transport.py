@@ -1,16 +1,18 @@
 """How values travel between two processes of one machine.
 
 A value becomes a blob: pickled (protocol 5), its large buffers beside the pickle instead of copied into it.
-Small blobs go through the socket. Larger ones go into one anonymous file in shared memory, whose descriptor is
-sent along; the file has no name, so nothing is left behind by any kind of end, and it is gone as soon as the
-receiver has read it. The receiver copies every array out into memory of its own: such an array is writable (if
-it was so before), keeps nothing else alive and holds no descriptor. A mapping instead of the copy would save
-about 1 of 20 ms for 29 MB, because reading a mapping costs page faults as well.
+Small blobs go through the socket. Larger ones go into one anonymous file in shared memory, whose descriptor
+is sent along; the file has no name, so nothing is left behind by any kind of end, and it is gone as soon as
+the receiver has read it. The receiver copies every array out into memory of its own: such an array is
+writable (if it was so before), keeps nothing else alive and holds no descriptor. Views on a mapping would save
+about 2 of 20 ms for 29 MB (their page faults cost nearly what the copy costs); but each message would hold a
+descriptor, and its smallest array all of its memory.
 
 Pickle is fit for this use only: both ends are one program's own processes, joined by an unnamed socket pair.
 
     blob   uint32 n | n x uint64 segment sizes | pickle | buffer | buffer | ...
-    frame  uint8 kind | uint8 descriptors | bool "the blob is in the first descriptor" | uint64 call | uint32 size | blob
+    frame  uint8 kind | uint8 descriptors | bool: the first descriptor is the blob | uint64 call
+           | uint32 size | blob, unless it is in the descriptor
 """
 
 from __future__ import annotations
@@ -183,9 +185,7 @@ class Channel:
         """Send one frame. OSError if the other end is gone."""
         fds = [b.fd for b in (blob, *shared) if b.fd is not None]
         if len(fds) > MAX_DESCRIPTORS:
-            raise EngineError(
-                f"{len(shared)} Refs in one call; at most {MAX_DESCRIPTORS - 1} can be delivered"
-            )
+            raise EngineError(f"{len(shared)} Refs in one call; at most {MAX_DESCRIPTORS - 1} can be delivered")
         frame = _HEADER.pack(kind, len(fds), blob.fd is not None, call, len(blob.data)) + blob.data
         passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
         with self._sending:
@@ -199,9 +199,7 @@ class Channel:
         try:
             while len(header) < _HEADER.size:
                 # Descriptors come with the first byte of the message they were sent with.
-                data, new, _, _ = socket.recv_fds(
-                    self.socket, _HEADER.size - len(header), MAX_DESCRIPTORS + 3
-                )
+                data, new, _, _ = socket.recv_fds(self.socket, _HEADER.size - len(header), MAX_DESCRIPTORS + 3)
                 fds += new
                 if not data:
                     return None
@@ -213,11 +211,11 @@ class Channel:
             fds = []  # the blobs own them from here on
             if len(blobs) != expected:
                 raise EngineError(
-                    f"{expected - len(blobs)} of {expected} file descriptors could not be received: this process has "
-                    "too many files open; raise the limit (ulimit -n)"
+                    f"{expected - len(blobs)} of {expected} file descriptors could not be received: this "
+                    "process has too many files open; raise the limit (ulimit -n)"
                 )
-            data = bytearray(size)
-            view = memoryview(data)
+            body = bytearray(size)
+            view = memoryview(body)
             while view:
                 done = self.socket.recv_into(view)
                 if done == 0:
@@ -228,7 +226,7 @@ class Channel:
         finally:
             for fd in fds:
                 os.close(fd)
-        return Frame(Kind(kind), call, blobs.pop(0) if in_file else Blob(data), blobs)
+        return Frame(Kind(kind), call, blobs.pop(0) if in_file else Blob(body), blobs)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -40,9 +40,7 @@ def resolve_model(config: ModelConfig, leaves: Sequence[Leaf]) -> ModelConfig:
     for key in ("fcnet_hiddens", "post_fcnet_hiddens"):
         for units in getattr(config, key) or []:
             if units < 1:
-                raise ConfigError(
-                    f"model.{key}: every layer needs at least 1 unit; got {getattr(config, key)}"
-                )
+                raise ConfigError(f"model.{key}: every layer needs at least 1 unit; got {getattr(config, key)}")
 
     def given(value: bool | None, default: bool) -> bool:
         return default if value is None else value

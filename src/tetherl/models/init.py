@@ -45,9 +45,7 @@ def lstm(inputs: int, units: int, generator: torch.Generator) -> nn.LSTM:
     return layer
 
 
-def mlp(
-    inputs: int, hiddens: list[int], activation: str, generator: torch.Generator
-) -> tuple[nn.Sequential, int]:
+def mlp(inputs: int, hiddens: list[int], activation: str, generator: torch.Generator) -> tuple[nn.Sequential, int]:
     """Dense layers with an activation after each, and the width they end in (`inputs` if there are none)."""
     layers: list[nn.Module] = []
     for units in hiddens:

@@ -123,9 +123,7 @@ class Policy(nn.Module):
         value_features = features
         if self.value_trunk is not None:
             value_features, other = self.value_trunk(obs, previous, lengths, other, dtype)
-        return PolicyOutput(
-            self._dist(features), self.value_head(value_features).squeeze(-1), _join(own, other)
-        )
+        return PolicyOutput(self._dist(features), self.value_head(value_features).squeeze(-1), _join(own, other))
 
     def normalize(self, values: Tensor) -> Tensor:
         """From reward units to the critic's scale."""
@@ -213,9 +211,7 @@ class Policy(nn.Module):
         else:
             actions, logp = self.dist.mode_with_log_prob(dist)
         joined = _join(own, other)
-        return ActResult(
-            actions.numpy(), logp.numpy(), dist.numpy(), None if joined is None else joined.cpu().numpy()
-        )
+        return ActResult(actions.numpy(), logp.numpy(), dist.numpy(), None if joined is None else joined.cpu().numpy())
 
     # ---------------------------------------------------------------- weights
 
@@ -249,8 +245,7 @@ class Policy(nn.Module):
             state = weight.new_zeros(len(lengths), self.state_size)
         elif state.shape != (len(lengths), self.state_size):
             raise ValueError(
-                f"states for {len(lengths)} chunks must be [{len(lengths)}, {self.state_size}];"
-                f" got {list(state.shape)}"
+                f"states for {len(lengths)} chunks must be [{len(lengths)}, {self.state_size}]; got {list(state.shape)}"
             )
         state = state.to(weight.dtype)
         size = self.trunk.state_size

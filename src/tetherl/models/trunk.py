@@ -24,9 +24,7 @@ class Trunk(nn.Module):
     Several inputs that would only meet in a head (linear: blind to their combinations) get one joint layer.
     """
 
-    def __init__(
-        self, leaves: Sequence[Leaf], previous: int, config: ModelConfig, generator: torch.Generator
-    ) -> None:
+    def __init__(self, leaves: Sequence[Leaf], previous: int, config: ModelConfig, generator: torch.Generator) -> None:
         super().__init__()
         self.encoder = ObservationEncoder(leaves, config, generator)
         width = self.encoder.width

@@ -66,9 +66,7 @@ class Distribution(ABC):
 
     def _check(self, inputs: Tensor, actions: Tensor | None = None) -> None:
         if inputs.ndim != 2 or inputs.shape[1] != self.inputs_size:
-            raise ValueError(
-                f"{type(self).__name__} needs inputs [N, {self.inputs_size}], got {list(inputs.shape)}"
-            )
+            raise ValueError(f"{type(self).__name__} needs inputs [N, {self.inputs_size}], got {list(inputs.shape)}")
         if actions is not None and (
             actions.ndim != 2 or actions.shape[0] != inputs.shape[0] or actions.shape[1] != self.action_width
         ):
@@ -127,8 +125,7 @@ class MultiCategorical(Distribution):
                 row, part = (~allowed).nonzero()[0].tolist()
                 raise ValueError(f"the mask forbids every choice of part {part} in row {row}")
             inputs = inputs.masked_fill(~mask, lowest)
-        # contiguous: a view needs it, and the rows may be a slice of the head's output
-        return self._parts(inputs.contiguous(), lowest)
+        return self._parts(inputs, lowest)
 
     def sample(self, inputs: Tensor, generator: torch.Generator, mask: Tensor | None = None) -> Tensor:
         return self._draw(F.log_softmax(self._logits(inputs, mask), -1), generator).squeeze(-1)
@@ -283,12 +280,8 @@ class SquashedGaussian(DiagGaussian):
 
     def __init__(self, low: Sequence[float], high: Sequence[float]) -> None:
         super().__init__(len(low))
-        if len(high) != len(low) or not all(
-            a < b and math.isfinite(b - a) for a, b in zip(low, high, strict=True)
-        ):
-            raise ValueError(
-                f"needs finite bounds with low < high, got low {list(low)} and high {list(high)}"
-            )
+        if len(high) != len(low) or not all(a < b and math.isfinite(b - a) for a, b in zip(low, high, strict=True)):
+            raise ValueError(f"needs finite bounds with low < high, got low {list(low)} and high {list(high)}")
         self._low = torch.tensor(low, dtype=torch.float64)
         self._half = (torch.tensor(high, dtype=torch.float64) - self._low) / 2
         self._log_half = float(self._half.log().sum())

@@ -20,9 +20,9 @@ def gae(
     """Generalised advantage estimates, Schulman et al. 2016 (arXiv:1506.02438), and value targets.
 
     All tensors are time-major [T, B]. next_values[t] is the value of the observation that followed row t,
-    before any reset. Two flags, never one: `terminated` zeroes the bootstrap, `done` (terminated, truncated,
-    or a fragment's last row; the tensor's last row always counts) stops the recursion. mask is False for padding
-    after the last row: its content, NaN included, has no effect, its advantage and target are exactly 0.
+    before any reset. Two flags, never one: `terminated` zeroes the bootstrap, `done` (terminated, truncated
+    or the last row of a fragment; the tensor's last row always counts) stops the recursion. mask is False for
+    padding after the last row: its content, NaN included, has no effect; advantage and target are 0 there.
 
         δ[t] = r[t] + γ·(0 if terminated[t] else next_values[t]) - V[t]
         A[t] = δ[t] + γ·λ·(0 if done[t] else A[t+1])        target[t] = A[t] + V[t]
@@ -39,9 +39,7 @@ def gae(
     for name, x in given.items():
         if values.ndim != 2 or (x is not None and x.shape != values.shape):
             shape = None if x is None else list(x.shape)
-            raise ValueError(
-                f"gae needs tensors [T, B]: {name} has shape {shape}, values {list(values.shape)}"
-            )
+            raise ValueError(f"gae needs tensors [T, B]: {name} has shape {shape}, values {list(values.shape)}")
     terminated, done = terminated.bool(), done.bool()
     deltas = rewards + gamma * next_values.masked_fill(terminated, 0.0) - values
     decay = torch.full_like(deltas, gamma * lam).masked_fill(done | terminated, 0.0)

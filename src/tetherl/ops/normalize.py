@@ -55,9 +55,7 @@ class RunningMoments:
         return self.variance.clamp(min=VARIANCE_FLOOR).sqrt()
 
 
-def normalize_advantages(
-    advantages: Tensor, eps: float = 1e-8, moments: RunningMoments | None = None
-) -> Tensor:
+def normalize_advantages(advantages: Tensor, eps: float = 1e-8, moments: RunningMoments | None = None) -> Tensor:
     """(A - mean) / (std + eps) with the population std, over valid rows only: advantages is [N], no padding.
 
     moments: of the whole batch, when this is only a share of it (see RunningMoments.merge). With fewer than

@@ -17,9 +17,7 @@ def schedule_value(schedule: float | Sequence[Sequence[float]], step: float) -> 
         return float(schedule)
     points = [tuple(float(x) for x in point) for point in schedule]
     if not points or any(len(p) != 2 or not all(map(math.isfinite, p)) for p in points):
-        raise ValueError(
-            f"a schedule is a number or a list of [step, value] pairs of finite numbers, got {schedule!r}"
-        )
+        raise ValueError(f"a schedule is a number or a list of [step, value] pairs of finite numbers, got {schedule!r}")
     if any(a[0] >= b[0] for a, b in pairwise(points)):
         raise ValueError(f"the steps of a schedule must ascend, got {schedule!r}")
     if step <= points[0][0]:

@@ -228,9 +228,7 @@ class ServerSession:
     def _next_step(self, episode: str) -> int:
         step = self.open_episodes.get(episode)
         if step is None:
-            raise _Refusal(
-                "unknown_episode", f"episode {episode!r} is not open in this session; start it first"
-            )
+            raise _Refusal("unknown_episode", f"episode {episode!r} is not open in this session; start it first")
         return step
 
     def _observation(self, value: Any) -> Any:

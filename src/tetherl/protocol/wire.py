@@ -89,9 +89,7 @@ def decode_value(value: Any, max_depth: int = MAX_DEPTH) -> Any:
             return value
         return [decode_value(item, max_depth - 1) for item in value]
     what = "raw bytes" if kind is bytes else f"a {kind.__name__}"
-    raise WireError(
-        f"{what} cannot travel as a value; send numbers, text, lists, maps or {{dtype, shape, data}}"
-    )
+    raise WireError(f"{what} cannot travel as a value; send numbers, text, lists, maps or {{dtype, shape, data}}")
 
 
 def encode(message: Any, as_json: bool = False) -> bytes | str:
@@ -131,9 +129,7 @@ def peek(data: bytes | str) -> Envelope:
         return Envelope()
 
 
-def _decode(
-    decoder: msgspec.json.Decoder[_Message] | msgspec.msgpack.Decoder[_Message], data: Any
-) -> _Message:
+def _decode(decoder: msgspec.json.Decoder[_Message] | msgspec.msgpack.Decoder[_Message], data: Any) -> _Message:
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:  # well-formed, but no message of ours
@@ -166,25 +162,19 @@ def _enc_hook(value: Any) -> Any:
 def _decode_array(dtype_name: Any, shape: Any, data: Any) -> np.ndarray[Any, Any]:
     dtype = ALLOWED_DTYPES.get(dtype_name) if type(dtype_name) is str else None
     if dtype is None:
-        raise WireError(
-            f"array dtype {_short(dtype_name)} is not allowed; use one of {', '.join(ALLOWED_DTYPES)}"
-        )
+        raise WireError(f"array dtype {_short(dtype_name)} is not allowed; use one of {', '.join(ALLOWED_DTYPES)}")
     if type(shape) is not list or len(shape) > MAX_RANK:
         raise WireError(f"array shape {_short(shape)} is not a list of at most {MAX_RANK} sizes")
     for size in shape:
         if type(size) is not int or not 0 <= size < 2**31:
-            raise WireError(
-                f"array shape {_short(shape)} has {_short(size)} where a size (0 or more) is expected"
-            )
+            raise WireError(f"array shape {_short(shape)} has {_short(size)} where a size (0 or more) is expected")
     if math.prod(size or 1 for size in shape) > 2**40:  # a zero elsewhere must not hide it
         raise WireError(f"array shape {_short(shape)} is too large")
     expected = math.prod(shape) * dtype.itemsize
     if type(data) is str:
         data = _decode_base64(data, expected, dtype_name, shape)
     elif type(data) is not bytes:
-        raise WireError(
-            f"array data is a {type(data).__name__}; expected bytes (MessagePack) or base64 text (JSON)"
-        )
+        raise WireError(f"array data is a {type(data).__name__}; expected bytes (MessagePack) or base64 text (JSON)")
     if len(data) != expected:
         _wrong_size(dtype_name, shape, expected, len(data))
     array = np.frombuffer(data, dtype=dtype).reshape(shape)

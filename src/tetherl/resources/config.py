@@ -17,6 +17,4 @@ class MachineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     cpus: Annotated[Positive | None, Meta(description="CPUs the run may use; default: detected")] = None
     gpus: Annotated[NonNegative | None, Meta(description="GPUs the run may use; default: detected")] = None
-    memory: Annotated[
-        PositiveInt | None, Meta(description="bytes of memory the run may use; default: detected")
-    ] = None
+    memory: Annotated[PositiveInt | None, Meta(description="bytes of memory the run may use; default: detected")] = None

@@ -29,12 +29,8 @@ def document(plan: ResourcePlan) -> dict[str, Any]:
             for row in plan.rows
         ],
         "total": plan.total._asdict(),
-        "machine": None
-        if machine is None
-        else {"cpus": machine.cpus, "gpus": machine.gpus, "memory": machine.memory},
-        "placement": [
-            {"role": role, "index": index, "gpus": list(devices)} for role, index, devices in plan.placement
-        ],
+        "machine": None if machine is None else {"cpus": machine.cpus, "gpus": machine.gpus, "memory": machine.memory},
+        "placement": [{"role": role, "index": index, "gpus": list(devices)} for role, index, devices in plan.placement],
         "fits": plan.fits,
         "problems": list(plan.problems),
         "warnings": list(plan.warnings),
@@ -79,8 +75,8 @@ def sentences(plan: ResourcePlan) -> list[str]:
         lines.append(f"GPUs: {sums} = {plan.total.gpus:g}")
     machine = plan.machine
     if machine is not None:
-        memory = "memory not known" if machine.memory is None else f"{byte_text(machine.memory)} of memory"
-        lines.append(f"machine: {machine.cpus:g} CPUs, {machine.gpus:g} GPUs, {memory}")
+        memory = "not known" if machine.memory is None else byte_text(machine.memory)
+        lines.append(f"machine: CPUs {machine.cpus:g}, GPUs {machine.gpus:g}, memory {memory}")
         lines.append("The plan fits." if plan.fits else "The plan does not fit.")
     lines += [f"problem: {problem}" for problem in plan.problems]
     lines += [f"warning: {warning}" for warning in plan.warnings]

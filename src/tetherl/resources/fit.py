@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import math
@@ -183,9 +184,7 @@ def _first_without_room(rows: Sequence[PlanRow], fits: Fits) -> str:
     return rows[-1].role
 
 
-def _mends(
-    what: str, asking: Sequence[PlanRow], rows: Sequence[PlanRow], have: float, fits: Fits
-) -> list[str]:
+def _mends(what: str, asking: Sequence[PlanRow], rows: Sequence[PlanRow], have: float, fits: Fits) -> list[str]:
     """Settings that, lowered as said, make the plan fit: single ones, and all shares lowered together."""
     field = what.lower() + "s"
     mends: list[str] = []
@@ -193,12 +192,10 @@ def _mends(
     for row in asking:
         count_key, key = _COUNT_KEYS[row.role], _key(row.role, field)
         others = [r for r in rows if r is not row]
-        room = (have - sum(r.count * getattr(r, field) for r in others)) / row.count
-        for value in _smaller(row, field, room):
-            if fits([*others, _with(row, field, value)]):
-                mends.append(f"{key} to {value:g}")
-                kept_all = kept_all or value > 0
-                break
+        value = _largest(row, field, have, others, fits)
+        if value is not None:
+            mends.append(f"{key} to {value:g}")
+            kept_all = kept_all or value > 0
         for count in range(row.count - 1, 0, -1) if count_key else ():
             if fits([*others, dataclasses.replace(row, count=count)]):
                 mends.append(f"{count_key} to {count}")
@@ -224,23 +221,31 @@ def _key(role: str, field: str) -> str:
     return f"algorithm.{field}" if role == "algorithm" else f"{SECTIONS[role]}.{field}_per_worker"
 
 
-def _smaller(row: PlanRow, field: str, room: float) -> list[float]:
-    """Values below a process's number that are worth trying, the largest first."""
+def _largest(row: PlanRow, field: str, have: float, others: Sequence[PlanRow], fits: Fits) -> float | None:
+    """The largest number below a process's own with which the plan fits; None: lowering it is not enough."""
+
+    def fitting(value: float) -> bool:
+        return fits([*others, _with(row, field, value)])
+
     now = getattr(row, field)
-    values = {float(n) for n in range(1, math.ceil(now))}
     if field == "cpus":
-        values.add(_floor(room))
-    else:
-        values.add(0.0)
-        if row.role != "learner" or row.count == 1:  # learners of one group cannot share a GPU
-            values.update([_floor(room), 0.5, 0.25, 0.1])
-    least = 0.0 if field == "gpus" else 0.001
-    usable = (value for value in values if least <= value < now and (value <= 1 or value == int(value)))
-    return sorted(usable, reverse=True)
+        room = _floor((have - sum(r.total_cpus for r in others)) / row.count)
+        return room if 0 < room < now else None
+    for whole in range(math.ceil(now) - 1, 0, -1):
+        if fitting(whole):
+            return float(whole)
+    if row.role != "learner" or row.count == 1:  # learners of one group cannot share a GPU
+        # What fits with a share fits with every smaller one.
+        smallest_bad = bisect.bisect_left(
+            range(1, round(min(now, 1) * _UNITS)), True, key=lambda units: not fitting(units / _UNITS)
+        )
+        if smallest_bad:
+            return smallest_bad / _UNITS
+    return 0.0 if fitting(0.0) else None
 
 
 def _floor(value: float) -> float:
-    return math.floor(value * 1000 + 1e-6) / 1000
+    return math.floor(value * _UNITS + 1e-6) / _UNITS
 
 
 def _memory_problem(rows: Sequence[PlanRow], memory: int | None) -> str | None:

@@ -72,9 +72,7 @@ class ResourcePlan:
         return Total(
             cpus=round(sum(row.total_cpus for row in self.rows), 6),
             gpus=round(sum(row.total_gpus for row in self.rows), 6),
-            memory_max=None
-            if None in bounds
-            else sum(row.count * (row.memory_max or 0) for row in self.rows),
+            memory_max=None if None in bounds else sum(row.count * (row.memory_max or 0) for row in self.rows),
         )
 
     @property
@@ -137,11 +135,14 @@ def _remarks(config: Any, rows: Sequence[PlanRow]) -> list[str]:
     return remarks
 
 
-def longest_fragment(config: Any) -> int:
-    """Steps of the longest fragment: with complete_episodes that of the longest episode allowed."""
+def longest_fragment(config: Any, horizon: int | None = None) -> int:
+    """Steps of the longest fragment: with complete_episodes that of the longest episode allowed.
+
+    horizon: the environment's own limit, where there is one.
+    """
     if config.rollouts.batch_mode != "complete_episodes":
         return int(config.rollouts.fragment_length)
-    limit = config.external.max_episode_steps if config.external is not None else None
+    limit = config.external.max_episode_steps if config.external is not None else horizon
     return int(limit or config.algorithm.train_batch_size or 0)
 
 
@@ -194,11 +195,7 @@ class _Rows:
         batch = self._steps_bytes(section.train_batch_size)
         # One batch is assembled; the one who learns holds it once more, prepared for the optimizer.
         held = self._sum(self._queue_bytes(), batch, 0 if self.learners else batch)
-        why = (
-            "; ".join(because)
-            + ". "
-            + self._numbers(section.cpus, section.gpus, "algorithm.cpus", "algorithm.gpus")
-        )
+        why = "; ".join(because) + ". " + self._numbers(section.cpus, section.gpus, "algorithm.cpus", "algorithm.gpus")
         return self._row("algorithm", 1, section.cpus, section.gpus, tasks, why, copies, held)
 
     def rollout(self) -> PlanRow:
@@ -229,14 +226,10 @@ class _Rows:
             because = "so that each batch is learned from by several processes at once"
         size = self.config.algorithm.train_batch_size
         share = None if size is None else -(-size // self.learners)
-        return self._workers(
-            "learner", self.learners, self.config.learners, tasks, because, self._steps_bytes(share)
-        )
+        return self._workers("learner", self.learners, self.config.learners, tasks, because, self._steps_bytes(share))
 
     def evaluation(self) -> PlanRow:
-        tasks = [
-            f"plays its part of {self.config.evaluation.episodes} episodes every {self.interval} iterations"
-        ]
+        tasks = [f"plays its part of {self.config.evaluation.episodes} episodes every {self.interval} iterations"]
         because = "so that evaluation does not hold up training; its steps are never trained on"
         return self._workers("evaluation", self.evaluators, self.config.evaluation, tasks, because, 0)
 
@@ -276,10 +269,11 @@ class _Rows:
         )
 
     def _numbers(self, cpus: float, gpus: float, cpu_key: str, gpu_key: str) -> str:
-        text = f"{cpus:g} CPU{'s' if cpus != 1 else ''} each from {cpu_key}"
+        each = "" if cpu_key == "algorithm.cpus" else " each"
+        text = f"{cpus:g} CPU{'s' if cpus != 1 else ''}{each} from {cpu_key}"
         if gpus and self.config.device == "cpu":
             return f"{text}; no GPU because device is cpu"
-        return f"{text}, {gpus:g} GPU each from {gpu_key}" if gpus else text
+        return f"{text}, {gpus:g} GPU{'s' if gpus > 1 else ''}{each} from {gpu_key}" if gpus else text
 
     def _steps_bytes(self, steps: int | None) -> int | None:
         return None if steps is None or self.row_bytes is None else steps * self.row_bytes

@@ -85,9 +85,7 @@ def encode_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
                 f"checkpoint array {name!r} has {what}: expected a numpy array of numbers or booleans"
             )
         if name == "__metadata__":  # would be written, and could not be read back
-            raise CheckpointError(
-                f"checkpoint array {name!r}: safetensors reserves this name; choose another"
-            )
+            raise CheckpointError(f"checkpoint array {name!r}: safetensors reserves this name; choose another")
         # safetensors writes the buffer as it lies in memory, so a transposed view would come back scrambled.
         plain[name] = np.asarray(array, order="C")
     safetensors = _safetensors()
@@ -103,9 +101,7 @@ def encode_state(state: Mapping[str, Any]) -> bytes:
     return json.dumps(state, allow_nan=False).encode()
 
 
-def write_checkpoint(
-    directory: Path, *, iteration: int, arrays: bytes, state: bytes, score: float | None
-) -> None:
+def write_checkpoint(directory: Path, *, iteration: int, arrays: bytes, state: bytes, score: float | None) -> None:
     """Write the three files into the empty `directory` and wait for the disk; the manifest comes last."""
     contents = {ARRAYS: arrays, STATE: state}
     for name, data in contents.items():
@@ -193,9 +189,7 @@ def _decode_manifest(raw: bytes) -> Manifest:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{MANIFEST} is not a manifest: {error}") from error
     if set(manifest.files) != {ARRAYS, STATE}:
-        raise CheckpointError(
-            f"{MANIFEST} lists {sorted(manifest.files)}, expected exactly {[STATE, ARRAYS]}"
-        )
+        raise CheckpointError(f"{MANIFEST} lists {sorted(manifest.files)}, expected exactly {[STATE, ARRAYS]}")
     return manifest
 
 
@@ -208,9 +202,7 @@ def _check_json(value: Any, where: str) -> None:
         return
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise CheckpointError(
-                f"{where} is {value}, which JSON cannot hold: store None or leave the key out"
-            )
+            raise CheckpointError(f"{where} is {value}, which JSON cannot hold: store None or leave the key out")
     elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):

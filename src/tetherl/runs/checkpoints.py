@@ -69,8 +69,7 @@ class CheckpointStore:
     ) -> None:
         if keep < 0 or keep_best < 0 or mode not in ("max", "min"):
             raise RunError(
-                f"keep={keep}, keep_best={keep_best}, mode={mode!r}: expected counts of 0 or more, "
-                "and 'max' or 'min'"
+                f"keep={keep}, keep_best={keep_best}, mode={mode!r}: expected counts of 0 or more, and 'max' or 'min'"
             )
         self.path = Path(path)
         self.keep = keep
@@ -115,9 +114,7 @@ class CheckpointStore:
             try:
                 shutil.rmtree(aside, ignore_errors=True)
                 aside.mkdir(parents=True)
-                write_checkpoint(
-                    aside, iteration=iteration, arrays=array_bytes, state=state_bytes, score=score
-                )
+                write_checkpoint(aside, iteration=iteration, arrays=array_bytes, state=state_bytes, score=score)
                 self._put_in_place(aside, final, iteration)
             except OSError as error:
                 shutil.rmtree(aside, ignore_errors=True)

@@ -20,9 +20,7 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = 10
     keep: Annotated[int, Meta(ge=0, description="newest checkpoints kept; 0: all")] = 3
     keep_best: Annotated[int, Meta(ge=0, description="best checkpoints kept besides")] = 1
-    score: Annotated[str, Meta(description="metric that decides which checkpoint is best")] = (
-        "episode_return_mean"
-    )
+    score: Annotated[str, Meta(description="metric that decides which checkpoint is best")] = "episode_return_mean"
     mode: Annotated[Literal["max", "min"], Meta(description="whether a high or a low score is best")] = "max"
     at_end: Annotated[bool, Meta(description="save when the run ends, also on Ctrl-C and SIGTERM")] = True
 

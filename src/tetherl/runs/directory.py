@@ -107,9 +107,7 @@ class RunDirectory:
         return cls(path, lock=None, mode=mode)
 
     @classmethod
-    def find(
-        cls, run: Path | str, root: Path | str = "runs", *, mode: Literal["max", "min"] = "max"
-    ) -> RunDirectory:
+    def find(cls, run: Path | str, root: Path | str = "runs", *, mode: Literal["max", "min"] = "max") -> RunDirectory:
         """As `read`, for what a user types: the name of a run under `root`, or a run directory's path."""
         for path in (Path(root) / run, Path(run)):
             if _is_run(path):
@@ -119,9 +117,7 @@ class RunDirectory:
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write config.yaml in one step. RunError for what is no plain value (number, text, list, dict)."""
         if self._read_only:
-            raise RunError(
-                f"{self.path} was opened for reading only; open the run to write its configuration"
-            )
+            raise RunError(f"{self.path} was opened for reading only; open the run to write its configuration")
         yaml = _yaml()
         try:
             text = yaml.dump(dict(config), Dumper=_plain_dumper(yaml), sort_keys=False, allow_unicode=True)
@@ -132,9 +128,7 @@ class RunDirectory:
         try:
             replace_file(self.path / _CONFIG, text.encode())
         except OSError as error:
-            raise RunError(
-                f"{self.path / _CONFIG} could not be written: {error.strerror or error}"
-            ) from error
+            raise RunError(f"{self.path / _CONFIG} could not be written: {error.strerror or error}") from error
 
     def read_config(self) -> dict[str, Any]:
         """config.yaml as plain values; tags that would build objects are refused. RunError if unusable."""

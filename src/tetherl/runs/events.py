@@ -25,9 +25,7 @@ class EventLog(JsonLines):
         `time` or `kind`.
         """
         if "time" in fields or "kind" in fields:
-            raise RunError(
-                f"event {kind!r}: the log itself sets 'time' and 'kind'; give the field another name"
-            )
+            raise RunError(f"event {kind!r}: the log itself sets 'time' and 'kind'; give the field another name")
         event: dict[str, Any] = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind}
         event.update((key, to_json(value, key, other=str)) for key, value in fields.items())
         self.append_line(event)
@@ -44,9 +42,7 @@ def describe(event: Mapping[str, Any]) -> str:
     parts = [f"{time}  {kind}"]
     if event.get("message"):
         parts.append(str(event["message"]))
-    fields = [
-        f"{key}={_short(value)}" for key, value in event.items() if key not in ("time", "kind", "message")
-    ]
+    fields = [f"{key}={_short(value)}" for key, value in event.items() if key not in ("time", "kind", "message")]
     if fields:
         parts.append(" ".join(fields))
     return "  ".join(parts)

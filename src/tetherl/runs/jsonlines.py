@@ -149,9 +149,7 @@ def to_json(value: Any, where: str, *, other: Callable[[Any], Any] | None = None
         return to_json(value.tolist(), where, other=other)
     if other is not None:
         return other(value)
-    raise RunError(
-        f"{where} is a {type(value).__name__}, which JSON cannot hold: give a number, text, list or dict"
-    )
+    raise RunError(f"{where} is a {type(value).__name__}, which JSON cannot hold: give a number, text, list or dict")
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -13,9 +13,7 @@ PositiveInt = Annotated[int, Meta(ge=1)]
 class ExternalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `external` section: clients connect and play; tetherl does not step them."""
 
-    observation_space: Annotated[
-        dict[str, Any], Meta(description="space of the observations that clients send")
-    ]
+    observation_space: Annotated[dict[str, Any], Meta(description="space of the observations that clients send")]
     action_space: Annotated[dict[str, Any], Meta(description="space of the actions that clients receive")]
     address: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port of the front door; 0: any free port")] = 9900
@@ -25,9 +23,9 @@ class ExternalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     token_file: Annotated[
         str | None, Meta(description="file with the token clients must send (else TETHERL_TOKEN, if set)")
     ] = None
-    allow_open: Annotated[
-        bool, Meta(description="listen beyond loopback without a token; anyone can then join")
-    ] = False
+    allow_open: Annotated[bool, Meta(description="listen beyond loopback without a token; anyone can then join")] = (
+        False
+    )
     during_learning: Annotated[
         Literal["keep", "hold", "discard"],
         Meta(description="fate of the steps that arrive while the learner learns"),

@@ -41,9 +41,7 @@ class OpenEpisode:
         "training",
     )
 
-    def __init__(
-        self, name: str, client: str, assembler: EpisodeAssembler, *, training: bool, evaluate: bool
-    ) -> None:
+    def __init__(self, name: str, client: str, assembler: EpisodeAssembler, *, training: bool, evaluate: bool) -> None:
         self.name = name
         self.client = client
         self.assembler = assembler
@@ -102,9 +100,7 @@ class EpisodeDesk:
 
     def open(self, name: str, client: str, session: str, *, training: bool, evaluate: bool) -> OpenEpisode:
         training = training and not evaluate and self._counted
-        episode = OpenEpisode(
-            name, client, self._assembler(session, training), training=training, evaluate=evaluate
-        )
+        episode = OpenEpisode(name, client, self._assembler(session, training), training=training, evaluate=evaluate)
         episode.state = self._first_state
         self.episodes.add(episode)
         return episode
@@ -203,9 +199,7 @@ class EpisodeDesk:
         if episode.training or not self._counted:
             self.outbox.finished(EpisodeStats(episode_return, length, self._worker, episode.client))
         elif episode.evaluate:
-            self.outbox.event(
-                "evaluation_episode", client=episode.client, episode_return=episode_return, length=length
-            )
+            self.outbox.event("evaluation_episode", client=episode.client, episode_return=episode_return, length=length)
 
     def _restart(self, episode: OpenEpisode, reward: float, obs: Leaves) -> None:
         """Longer than allowed: ends here like a time limit, and what follows is a new episode."""

@@ -194,9 +194,7 @@ class FrontDoor:
         return Redirect(re=hello.id, url=f"{_as_reached(chosen, request)}?ticket={ticket}")
 
     def _candidates(self, purpose: str) -> list[_Worker]:
-        return [w for w in self._workers if w.purpose == purpose] or [
-            w for w in self._workers if w.purpose == "train"
-        ]
+        return [w for w in self._workers if w.purpose == purpose] or [w for w in self._workers if w.purpose == "train"]
 
     async def _ask(self, workers: list[_Worker]) -> None:
         """Brings what is known of the workers up to date."""

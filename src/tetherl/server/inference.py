@@ -74,19 +74,24 @@ class Inference:
     ) -> None:
         self.phase: Phase = "collecting"
         self.version = 0
-        self.resumes_in_s: float | None = None
         self.failure: str | None = None
         self._policy = policy
         self._desk = desk
         self._explore = explore
         self._hold = hold
         self._loop = loop
+        self._resumes_at: float | None = None
         self._generator = torch.Generator().manual_seed(seed)
         self._waiting: dict[Request, None] = {}  # in order of arrival
         self._ready = False
         self._scheduled = False
         self._free_since = 0.0  # waiting before this moment was not for the policy
         self._meter = _Meter()
+
+    @property
+    def resumes_in_s(self) -> float | None:
+        """Seconds until actions are chosen with new weights, as far as can be told; 0 when it is overdue."""
+        return None if self._resumes_at is None else max(0.0, self._resumes_at - self._loop.time())
 
     @property
     def waiting(self) -> int:
@@ -121,7 +126,7 @@ class Inference:
     def set_phase(self, phase: Phase, resumes_in_s: float | None, *, cut: bool) -> None:
         """With `cut`, everything that is complete at this moment leaves."""
         self.phase = phase
-        self.resumes_in_s = resumes_in_s
+        self._resumes_at = None if resumes_in_s is None else self._loop.time() + resumes_in_s
         self._free_since = self._loop.time()
         if cut:
             for request in self._waiting:
@@ -130,9 +135,7 @@ class Inference:
         if phase == "stopped":
             for request in list(self._waiting):
                 request.connection.send(
-                    Error(
-                        re=request.id, code="not_ready", message="training has stopped; no action is chosen"
-                    )
+                    Error(re=request.id, code="not_ready", message="training has stopped; no action is chosen")
                 )
                 self.withdraw(request)
         self._schedule()

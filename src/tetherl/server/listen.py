@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -104,16 +105,17 @@ def ws_url(host: str, port: int) -> str:
 
 def watch_peer(sock: socket.socket) -> None:
     """Lets the kernel find out that the other machine is gone, without asking anything of a busy client."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_S // 2),
-        ("TCP_KEEPINTVL", KEEPALIVE_S // 6),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", KEEPALIVE_S * 1000),
-    ):
-        option = getattr(socket, name, None)
-        if option is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    with contextlib.suppress(OSError):  # it is gone already
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (
+            ("TCP_KEEPIDLE", KEEPALIVE_S // 2),
+            ("TCP_KEEPINTVL", KEEPALIVE_S // 6),
+            ("TCP_KEEPCNT", 3),
+            ("TCP_USER_TIMEOUT", KEEPALIVE_S * 1000),
+        ):
+            option = getattr(socket, name, None)
+            if option is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def refuse_request(request: web.BaseRequest, *, any_origin: bool) -> web.Response | None:
@@ -127,9 +129,7 @@ def refuse_request(request: web.BaseRequest, *, any_origin: bool) -> web.Respons
     if request.path != "/":
         return _line(404, "nothing is here; clients connect to /")
     if request.headers.get("Upgrade", "").lower() != "websocket":
-        return _line(
-            426, "this is a tetherl server; connect with a client over WebSocket", Upgrade="websocket"
-        )
+        return _line(426, "this is a tetherl server; connect with a client over WebSocket", Upgrade="websocket")
     origin = request.headers.get("Origin")
     if origin is not None and not any_origin and not is_loopback(_host_of(origin)):
         return _line(

@@ -90,9 +90,7 @@ class PolicyServer:
         self.worker = worker
         self.hello_timeout_s = config.hello_timeout_s
         self.max_message_bytes = config.max_message_bytes or message_bytes(policy.codec.leaves)
-        self.image_leaves = [
-            leaf for leaf in policy.codec.leaves if leaf.kind == "image" and leaf.dtype == np.uint8
-        ]
+        self.image_leaves = [leaf for leaf in policy.codec.leaves if leaf.kind == "image" and leaf.dtype == np.uint8]
         self._policy = policy
         self._config = config
         self._port = worker_port
@@ -240,9 +238,7 @@ class PolicyServer:
             self.inference.fail("".join(traceback.format_exception(error)))
 
     def _event(self, kind: str, connection: Connection, **fields: Any) -> None:
-        self._outbox.event(
-            kind, worker=self.worker, session=connection.session_id, client=connection.client, **fields
-        )
+        self._outbox.event(kind, worker=self.worker, session=connection.session_id, client=connection.client, **fields)
 
     async def _open(self) -> None:
         assert self._gate is not None
@@ -289,9 +285,7 @@ class PolicyServer:
             except TimeoutError:
                 break
         if self.inference.failure is not None:
-            raise ServerError(
-                f"the policy server of worker {self.worker} has failed:\n\n{self.inference.failure}"
-            )
+            raise ServerError(f"the policy server of worker {self.worker} has failed:\n\n{self.inference.failure}")
         info = self._info()
         fragments, episodes, events = outbox.drain()
         return Sample(self.worker, fragments, episodes, self._books.copy(), info, events)

@@ -14,6 +14,8 @@ from tetherl.server.listen import refuse_request, watch_peer
 MAX_LINE = 64 << 10
 """Bytes of a request line: a front door asks about all its tickets in one."""
 
+GRACE_S = 0.5
+
 
 class Gate:
     """Accepts connections on a bound socket inside the running loop.
@@ -42,17 +44,22 @@ class Gate:
         self._any_origin = any_origin
         self._first_word_s = first_word_s
         self._max_connections = max_connections
-        self._let_in: set[asyncio.Transport] = set()
+        self._let_in: dict[asyncio.Transport, asyncio.Task[Any] | None] = {}
         self._runner: web.ServerRunner | None = None
 
     async def open(self) -> None:
-        server = _CountingServer(self._handle, self._accept, lingering_time=0.0, max_line_size=MAX_LINE)
+        server = _CountingServer(
+            self._handle, self._accept, lingering_time=0.0, access_log=None, max_line_size=MAX_LINE
+        )
         self._runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.SockSite(self._runner, self._sock, backlog=1024).start()
 
     async def close(self) -> None:
-        """Frees the port; connections that are still open are cancelled."""
+        """Frees the port; connections that do not end soon are cancelled."""
+        ending = [task for task in self._let_in.values() if task is not None]
+        if ending:
+            await asyncio.wait(ending, timeout=GRACE_S)
         if self._runner is not None:
             await self._runner.cleanup()
         self._sock.close()
@@ -79,11 +86,11 @@ class Gate:
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("connection lost before it was answered")
-        self._let_in.add(transport)
+        self._let_in[transport] = asyncio.current_task()
         try:
             return await self._serve(request)
         finally:
-            self._let_in.discard(transport)
+            del self._let_in[transport]
 
 
 class _CountingServer(web.Server):

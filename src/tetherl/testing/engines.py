@@ -245,12 +245,8 @@ class EngineContract:
             for name, array in sample_arrays().items():
                 (((back,), _)) = _get(actor.call("echo", array))
                 assert_same(back, array, name)
-            everything = Parcel(
-                "all", sample_arrays(), [Parcel("part", sample_arrays()), Parcel("empty", {})]
-            )
-            args, kwargs = _get(
-                actor.call("echo", [everything, (1, {"x": everything.arrays})], parcel=everything)
-            )
+            everything = Parcel("all", sample_arrays(), [Parcel("part", sample_arrays()), Parcel("empty", {})])
+            args, kwargs = _get(actor.call("echo", [everything, (1, {"x": everything.arrays})], parcel=everything))
             assert_same(args, ([everything, (1, {"x": everything.arrays})],), "nested")
             assert_same(kwargs, {"parcel": everything}, "named")
 
@@ -260,9 +256,7 @@ class EngineContract:
             array = np.arange(300_000, dtype=np.float32)
             ref = engine.put(array)
             small = engine.put({"version": 3})
-            futures = [
-                actor.call("echo", ref, 1, small=small, again=ref) for actor in actors for _ in range(2)
-            ]
+            futures = [actor.call("echo", ref, 1, small=small, again=ref) for actor in actors for _ in range(2)]
             totals = [actor.call("total", ref) for actor in actors]
             del ref, small  # calls that were made still get it
             for future in futures:
@@ -303,9 +297,7 @@ class EngineContract:
         with self.engine() as engine:
             for i, file in enumerate(files):
                 concurrency = 1 + i % 2
-                engine.start(
-                    CountingActor, closed_file=str(file), name=str(file), max_concurrency=concurrency
-                )
+                engine.start(CountingActor, closed_file=str(file), name=str(file), max_concurrency=concurrency)
         assert [file.read_text() for file in files] == ["closed"] * 3
 
     def test_close_makes_blocked_calls_return_and_cancels_those_that_wait(self) -> None:

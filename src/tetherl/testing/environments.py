@@ -33,15 +33,13 @@ class CountingEnv(gymnasium.Env[np.ndarray, Any]):
     ) -> None:
         """`ends`: "terminate", "truncate", or "alternate" (odd episodes are truncated).
 
-        Lengths are between `min_length` and `max_length` steps. `action_space`: two discrete actions if not given.
-        `seed`: until reset(seed=...) gives another one, which also starts again at episode 0.
+        Lengths are between `min_length` and `max_length` steps. `action_space`: two discrete actions if not
+        given. `seed`: until reset(seed=...) gives another one, which also starts again at episode 0.
         """
         if ends not in ("terminate", "truncate", "alternate"):
             raise ValueError(f"ends is {ends!r}, expected 'terminate', 'truncate' or 'alternate'")
         if not 1 <= min_length <= max_length:
-            raise ValueError(
-                f"lengths from {min_length} to {max_length}: expected 1 <= min_length <= max_length"
-            )
+            raise ValueError(f"lengths from {min_length} to {max_length}: expected 1 <= min_length <= max_length")
         self.observation_space = gymnasium.spaces.Box(0.0, _MOST, (2,), np.float32)
         self.action_space = action_space if action_space is not None else gymnasium.spaces.Discrete(2)
         self._lengths = (min_length, max_length)

@@ -1,0 +1,202 @@
+"""External clients train a policy: phases, fates of late steps, books, failures."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+from tetherl.algorithm import Algorithm, Callbacks
+from tetherl.client import PolicyClient
+from tetherl.config import RunConfig
+from tetherl.errors import ActorDiedError, RequestError
+
+
+def slow_down(algorithm: Algorithm, seconds: float) -> None:
+    """Make each learning phase take `seconds` longer."""
+    update = algorithm.learner.update
+
+    def slow(*args, **kwargs):
+        time.sleep(seconds)
+        return update(*args, **kwargs)
+
+    algorithm.learner.update = slow
+
+
+def check_books(algorithm: Algorithm) -> dict:
+    books = algorithm.queue.snapshot()
+    assert books["balanced"], books
+    assert books["received"] == books["trained"] + sum(books["dropped"].values()) + books["pending"]
+    assert algorithm.queue.peak_bytes <= algorithm.queue.max_bytes
+    return books
+
+
+def finish(algorithm: Algorithm, clients) -> list[dict]:
+    """Say goodbye to the clients and return what they report."""
+    algorithm.announce("stopped")
+    documents = clients.results()
+    assert [d["exit_code"] for d in documents] == [0] * len(documents), documents
+    return documents
+
+
+def test_five_clients_play_on_while_learning_takes_ten_seconds(tmp_path, clients, kit):
+    """Case C002: every step that arrives meanwhile ends up in exactly one of trained, dropped, pending."""
+    config = kit.external(tmp_path, rollouts={"workers": 2, "fragment_length": 32}, stop={"iterations": 2})
+    with Algorithm(RunConfig.from_dict(config)) as algorithm:
+        slow_down(algorithm, 10.0)
+        clients.start(algorithm.team_url, 5)
+        algorithm.run()
+        played = finish(algorithm, clients)
+        books = check_books(algorithm)
+        assert books["received_learning"] > 0
+        assert algorithm.tracker.peak_clients == {1: 3, 2: 2} or algorithm.tracker.peak_clients == {1: 2, 2: 3}
+    for client in played:
+        assert "learning" in client["phases"] and client["actions_while_learning"] > 0
+    # What the clients sent and what the server counted: at most the last, unfinished step of each is missing.
+    sent = sum(c["steps"] for c in played)
+    assert sent - 5 <= books["received"] <= sent
+    lags = [line.get("lag/max") for line in algorithm.run_dir.metrics.read()]
+    assert lags[0] == 0 and lags[1] >= 1, "the second batch holds steps from before the update"
+
+
+def test_hold_trains_every_step_with_lag_zero(tmp_path, clients, kit):
+    config = kit.external(tmp_path, external={"during_learning": "hold"}, stop={"iterations": 4})
+    with Algorithm(RunConfig.from_dict(config)) as algorithm:
+        slow_down(algorithm, 1.0)
+        clients.start(algorithm.team_url, 2)
+        algorithm.run()
+        played = finish(algorithm, clients)
+        books = check_books(algorithm)
+    metrics = algorithm.run_dir.metrics.read()
+    assert [line["lag/max"] for line in metrics] == [0.0] * 4
+    assert set(books["dropped"]) <= {"stale"}, "a step whose result came after the cut is context only"
+    assert books["dropped"].get("stale", 0) <= 2 * 4
+    assert all("learning" in c["phases"] for c in played)
+    assert max(c["longest_wait_s"] for c in played) >= 0.9, "the game waited for the learner"
+
+
+def test_hold_with_complete_episodes_trains_whole_episodes(tmp_path, clients, kit):
+    config = kit.external(
+        tmp_path,
+        external={"during_learning": "hold"},
+        rollouts={"workers": 1, "batch_mode": "complete_episodes"},
+        stop={"iterations": 3},
+    )
+    with Algorithm(RunConfig.from_dict(config)) as algorithm:
+        clients.start(algorithm.team_url, 2)
+        algorithm.run()
+        finish(algorithm, clients)
+        check_books(algorithm)
+    assert all(line["lag/max"] == 0 for line in algorithm.run_dir.metrics.read())
+
+
+def test_discard_drops_what_was_decided_while_learning(tmp_path, clients, kit):
+    config = kit.external(tmp_path, external={"during_learning": "discard"}, stop={"iterations": 3})
+    with Algorithm(RunConfig.from_dict(config)) as algorithm:
+        slow_down(algorithm, 2.0)
+        clients.start(algorithm.team_url, 2)
+        algorithm.run()
+        finish(algorithm, clients)
+        books = check_books(algorithm)
+    assert books["dropped"]["discarded"] == books["received_learning"] > 0
+
+
+def test_phase_is_known_without_any_call_and_env_config_arrives(tmp_path, clients, kit):
+    config = kit.external(
+        tmp_path, external={"env_config": {"level": 7, "map": "e1m1"}}, stop={"iterations": 2}, rollouts={"workers": 1}
+    )
+    seen: list[str] = []
+    with Algorithm(RunConfig.from_dict(config)) as algorithm:
+        slow_down(algorithm, 1.5)
+        expected: list[float | None] = []
+        with PolicyClient(algorithm.team_url) as watcher:
+            assert watcher.env_config == {"level": 7, "map": "e1m1"}
+            assert watcher.phase == "collecting"
+            thread = threading.Thread(target=algorithm.run)
+            # Its own settings for the environment: CartPole knows no `level`.
+            with PolicyClient(algorithm.team_url) as player:
+                thread.start()
+                start = time.monotonic()
+                while thread.is_alive() and time.monotonic() - start < kit.deadline_s:
+                    player.step([0.0, 0.0, 0.0, 0.0], 1.0 if player._current else 0.0)
+                    if watcher.phase == "learning" and (not seen or seen[-1] != "learning"):
+                        expected.append(watcher.resumes_in_s)
+                    if not seen or seen[-1] != watcher.phase:
+                        seen.append(watcher.phase)
+            thread.join(kit.deadline_s)
+            assert watcher.policy_version == 2
+    assert seen[:4] == ["collecting", "learning", "collecting", "learning"]
+    assert expected[0] is None and expected[1] is not None and 0 < expected[1] < 60
+
+
+def test_a_bad_client_does_not_disturb_the_others(tmp_path, clients, kit):
+    config = kit.external(tmp_path, stop={"iterations": 6})
+    with Algorithm(RunConfig.from_dict(config)) as algorithm:
+        clients.start(algorithm.team_url, 2)
+        stop = threading.Event()
+
+        def misbehave() -> None:
+            while not stop.is_set():
+                with PolicyClient(algorithm.team_url) as bad:
+                    episode = bad.start_episode()
+                    for observation in ([float("nan")] * 4, [0.0] * 3, ["a"] * 4, None):
+                        with pytest.raises(RequestError):
+                            bad.get_action(episode, observation)
+
+        thread = threading.Thread(target=misbehave)
+        thread.start()
+        algorithm.run()
+        stop.set()
+        thread.join(kit.deadline_s)
+        finish(algorithm, clients)
+        check_books(algorithm)
+
+
+def test_a_killed_client_costs_only_its_unfinished_step(tmp_path, clients, kit):
+    config = kit.external(tmp_path, stop={"iterations": 8})
+
+    class Killer(Callbacks):
+        def on_iteration(self, algorithm, metrics):
+            if algorithm.iteration in (2, 4):
+                clients.processes[algorithm.iteration // 2 - 1].send_signal(signal.SIGKILL)
+
+    with Algorithm(RunConfig.from_dict(config), Killer()) as algorithm:
+        clients.start(algorithm.team_url, 3)
+        algorithm.run()
+        algorithm.announce("stopped")
+        assert sorted(d["exit_code"] for d in clients.results()) == [-9, -9, 0]
+        check_books(algorithm)
+    kinds = [event["kind"] for event in algorithm.run_dir.events.read()]
+    assert kinds.count("client_joined") == 3 and kinds.count("client_left") >= 2
+
+
+def test_a_killed_rollout_worker_is_noticed_and_named(tmp_path, clients, kit):
+    config = kit.external(tmp_path, rollouts={"workers": 2, "fragment_length": 32}, stop={"iterations": 1000})
+
+    class Killer(Callbacks):
+        def on_iteration(self, algorithm, metrics):
+            if algorithm.iteration == 2:
+                pid = next(p for role, i, p in algorithm.team.pids() if (role, i) == ("rollout", 2))
+                os.kill(pid, signal.SIGKILL)
+
+    with Algorithm(RunConfig.from_dict(config), Killer()) as algorithm:
+        clients.start(algorithm.team_url, 2)
+        with pytest.raises(ActorDiedError, match="rollout worker 2"):
+            algorithm.run()
+
+
+def test_unreachable_port_and_failing_start_leave_nothing(tmp_path, kit):
+    import socket
+
+    from tetherl.errors import TetherlError
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = kit.external(tmp_path, external={"worker_port": port}, stop={"iterations": 1})
+        with pytest.raises(TetherlError, match=str(port)), Algorithm(RunConfig.from_dict(config)):
+            pass
+    assert not psutil.Process().children()
