@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": BELOW_ALGORITHM | {"config_rules", "config_sources"},
     "config_rules": BELOW_ALGORITHM | {"config_sources"},
     "config_sources": {"errors", "spaces"},
-    **{name: BELOW_ALGORITHM | TOP for name in TOP},
+    **dict.fromkeys(TOP, BELOW_ALGORITHM | TOP),
 }
 EVERYTHING = {"cli", "testing", "__init__", "__main__"}
 

@@ -56,9 +56,7 @@ class Rows(NamedTuple):
         )
 
 
-def policy(
-    obs: spaces.Space = VECTOR, actions: spaces.Space = ACTIONS["discrete"], seed: int = 0, **model
-) -> Policy:
+def policy(obs: spaces.Space = VECTOR, actions: spaces.Space = ACTIONS["discrete"], seed: int = 0, **model) -> Policy:
     return Policy(obs, actions, ModelConfig(**model), seed=seed)
 
 

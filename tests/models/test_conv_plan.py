@@ -57,15 +57,11 @@ def test_too_deep_stack_shows_the_trace_of_sizes():
     message = str(error.value)
     assert "16×8×3 → 3×1×32 (8×8 stride 4, valid) → ? (4×4 stride 2, valid)" in message
     assert "layer 2 of 3 has a 4×4 kernel, and only 3×1 pixels are left" in message
-    with pytest.raises(
-        ConfigError, match=r"20×20×1 → 4×4×8 \(5×5 stride 5, same\) → \? \(6×6 stride 1, valid\)"
-    ):
+    with pytest.raises(ConfigError, match=r"20×20×1 → 4×4×8 \(5×5 stride 5, same\) → \? \(6×6 stride 1, valid\)"):
         plan_convs((20, 20, 1), [[8, 5, 5], [16, 6, 1]])
 
 
-@pytest.mark.parametrize(
-    "entry", [[16, [5, 5]], [0, [5, 5], 3], [16, [5], 3], "16", [16, [5, 5.5], 3], [16, True, 1]]
-)
+@pytest.mark.parametrize("entry", [[16, [5, 5]], [0, [5, 5], 3], [16, [5], 3], "16", [16, [5, 5.5], 3], [16, True, 1]])
 def test_malformed_filters_are_named(entry):
     with pytest.raises(ConfigError, match=r"model\.conv_filters\[1\]: expected \[channels"):
         plan_convs((64, 64, 1), [[8, 3, 1], entry])

@@ -90,9 +90,7 @@ def test_three_layouts_of_a_grey_image_give_equal_features():
     image = torch.randint(0, 256, (2, 24, 20), dtype=torch.uint8)
     shapes = {"hw": (24, 20), "hwc": (24, 20, 1), "chw": (1, 24, 20)}
     features = [
-        build(spaces.Box(0, 255, shape, np.uint8), conv_filters=FILTERS)(
-            {"": image.view(2, *shape)}, torch.float32
-        )
+        build(spaces.Box(0, 255, shape, np.uint8), conv_filters=FILTERS)({"": image.view(2, *shape)}, torch.float32)
         for shape in shapes.values()
     ]
     torch.testing.assert_close(features[1], features[0])
@@ -132,10 +130,7 @@ def test_one_encoder_per_leaf_in_the_order_of_the_space():
     )
     codec = ObservationCodec(space)
     encoder = build(space, conv_filters=FILTERS, fcnet_hiddens=[7])
-    obs = {
-        k: torch.from_numpy(v)
-        for k, v in codec.stack([codec.encode(space.sample()) for _ in range(4)]).items()
-    }
+    obs = {k: torch.from_numpy(v) for k, v in codec.stack([codec.encode(space.sample()) for _ in range(4)]).items()}
     out = encoder(obs, torch.float32)
     camera = 6 * 4 * 3  # 12×10 → 6×5 ('same') → 4×3 ('valid')
     assert encoder.width == camera + 4 * 7

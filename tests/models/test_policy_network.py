@@ -31,9 +31,7 @@ def run(net: Policy, rows, lengths=None, state=None):
 @pytest.mark.parametrize(("post", "count"), [([512], 2_216_723), ([], 1_954_067)])
 def test_founding_parameter_count(kit, post, count):
     space = spaces.Box(0, 255, (240, 320, 1), np.uint8)
-    net = kit.policy(
-        space, kit.ACTIONS["nine keys"], conv_filters=kit.FOUNDING, post_fcnet_hiddens=post, use_lstm=True
-    )
+    net = kit.policy(space, kit.ACTIONS["nine keys"], conv_filters=kit.FOUNDING, post_fcnet_hiddens=post, use_lstm=True)
     assert sum(p.numel() for p in net.parameters()) == count
     assert net.state_size == 256
 
@@ -131,9 +129,7 @@ def test_initial_weights_are_orthogonal_with_their_gains(kit):
         torch.testing.assert_close(square, gain**2 * torch.eye(len(square)), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "space", [spaces.Dict({"a": spaces.Discrete(2)}), spaces.Tuple([spaces.Discrete(2)])]
-)
+@pytest.mark.parametrize("space", [spaces.Dict({"a": spaces.Discrete(2)}), spaces.Tuple([spaces.Discrete(2)])])
 def test_nested_action_spaces_are_refused(kit, space):
     with pytest.raises(ConfigError, match="not supported"):
         kit.policy(actions=space)
@@ -272,8 +268,7 @@ def test_weights_round_trip(kit, images):
     weights = a.weights()
     assert all(w.flags.c_contiguous for w in weights.values())
     assert all(
-        w.dtype == (np.float64 if k.startswith("value_") and w.ndim == 0 else np.float32)
-        for k, w in weights.items()
+        w.dtype == (np.float64 if k.startswith("value_") and w.ndim == 0 else np.float32) for k, w in weights.items()
     )
     b.load_weights(weights)
     again = b.weights()
@@ -297,16 +292,12 @@ def test_loading_says_what_does_not_fit_first_and_changes_nothing(kit):
     net = kit.policy()
     before = net.weights()
     other = kit.policy(fcnet_hiddens=[32, 64], seed=1).weights()
-    with pytest.raises(
-        CheckpointError, match=r"dense\.0\.weight', has shape 64×5 .* the given weights have 32×5"
-    ):
+    with pytest.raises(CheckpointError, match=r"dense\.0\.weight', has shape 64×5 .* the given weights have 32×5"):
         net.load_weights(other)
     missing = {k: v for k, v in before.items() if k != "value_head.bias"}
     with pytest.raises(CheckpointError, match=r"'value_head\.bias', shape 1, is missing"):
         net.load_weights(missing)
-    with pytest.raises(
-        CheckpointError, match=r"'core\.weight', shape 3×2, and this network has no such layer"
-    ):
+    with pytest.raises(CheckpointError, match=r"'core\.weight', shape 3×2, and this network has no such layer"):
         net.load_weights({**kit.policy(seed=5).weights(), "core.weight": np.zeros((3, 2), np.float32)})
     with pytest.raises(CheckpointError, match="must hold numbers"):
         net.load_weights({**before, "value_head.bias": np.array(["x"])})

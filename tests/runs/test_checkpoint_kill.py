@@ -78,9 +78,7 @@ def test_kill_at_random_moments_never_costs_a_finished_checkpoint(tmp_path):
     checkpoints = tmp_path / "killed" / "checkpoints"
     previous = 0
     for _ in range(15):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         try:
             assert wait_for_line(process, deadline) == "ready\n"
             time.sleep(moments.uniform(0.0, 0.5))
@@ -90,9 +88,7 @@ def test_kill_at_random_moments_never_costs_a_finished_checkpoint(tmp_path):
         reported = [int(line) for line in output.splitlines() if line.isdigit()]
         assert len(leftovers(checkpoints)) <= 1
 
-        with RunDirectory.open(
-            tmp_path, "killed", keep=2, keep_best=1
-        ) as run:  # the lock died with its holder
+        with RunDirectory.open(tmp_path, "killed", keep=2, keep_best=1) as run:  # the lock died with its holder
             assert leftovers(checkpoints) == []
             if run.checkpoints.empty:
                 assert not reported
@@ -102,9 +98,7 @@ def test_kill_at_random_moments_never_costs_a_finished_checkpoint(tmp_path):
             assert found.iteration >= max([previous, *reported])
             assert found.state == {"iteration": found.iteration}
             for i in range(3):
-                assert np.array_equal(
-                    found.arrays[f"w{i}"], np.full(400_000, found.iteration + i, np.float64)
-                )
+                assert np.array_equal(found.arrays[f"w{i}"], np.full(400_000, found.iteration + i, np.float64))
             lines = [record["iteration"] for record in run.metrics.read()]
             assert lines == list(range(1, len(lines) + 1))
             assert len(lines) >= found.iteration

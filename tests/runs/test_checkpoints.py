@@ -18,9 +18,7 @@ from tetherl.runs import CheckpointStore
 
 
 def save(store: CheckpointStore, iteration: int, score: float | None = None) -> Path:
-    return store.save(
-        iteration, {"w": np.full(4, iteration, np.float32)}, {"iteration": iteration}, score=score
-    )
+    return store.save(iteration, {"w": np.full(4, iteration, np.float32)}, {"iteration": iteration}, score=score)
 
 
 def numbers(store: CheckpointStore) -> list[int]:

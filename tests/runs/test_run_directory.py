@@ -36,9 +36,7 @@ def test_a_run_is_made_and_opened_again(tmp_path):
     run.close()
 
 
-@pytest.mark.parametrize(
-    "name", ["", " ", ".", "..", "a/b", "../a", "/a", "a\\b", "a\0", "C:x", ".x", "x.", "é" * 150]
-)
+@pytest.mark.parametrize("name", ["", " ", ".", "..", "a/b", "../a", "/a", "a\\b", "a\0", "C:x", ".x", "x.", "é" * 150])
 def test_names_that_are_no_folder_name_are_refused(tmp_path, name):
     with pytest.raises(RunError, match="cannot be the name of a run"):
         RunDirectory.open(tmp_path, name)
@@ -179,9 +177,7 @@ def test_list_runs(tmp_path):
     assert list_runs(tmp_path / "none") == []
     with RunDirectory.open(tmp_path, "b") as run:
         for iteration, value in [(1, None), (2, 5.0), (3, 9.0), (4, 7.0), (5, float("nan"))]:
-            run.metrics.append(
-                {"iteration": iteration, "env_steps": iteration * 100, "episode_return_mean": value}
-            )
+            run.metrics.append({"iteration": iteration, "env_steps": iteration * 100, "episode_return_mean": value})
         run.checkpoints.save(4, {}, {})
     RunDirectory.open(tmp_path, "a").close()
     (tmp_path / "no run").mkdir()

@@ -55,9 +55,7 @@ def test_lock_left_by_a_dead_process_is_no_obstacle(tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_another_process_is_named_and_its_kill_frees_the_run(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     worker = None
     try:
         ready, _, _ = select.select([process.stdout], [], [], DEADLINE)

@@ -180,9 +180,7 @@ def test_read_only_and_closed_logs_refuse_to_write(tmp_path, read_only):
 def test_event_has_utc_time_kind_and_fields(tmp_path):
     log = EventLog(tmp_path / "events.jsonl")
     before = datetime.now(UTC)
-    returned = log.append(
-        "worker_died", role="rollout", index=2, exit_code=-9, where=tmp_path, why=ValueError("x")
-    )
+    returned = log.append("worker_died", role="rollout", index=2, exit_code=-9, where=tmp_path, why=ValueError("x"))
     assert log.read() == [returned] == lines(log.path)
     time = datetime.fromisoformat(returned.pop("time"))
     assert time.utcoffset().total_seconds() == 0

@@ -122,4 +122,4 @@ class Sample:
     info: dict[str, float] = field(default_factory=dict)
     """Numbers that describe the worker since the last sample (clients, requests, mean batch, ...)."""
     events: list[dict[str, Any]] = field(default_factory=list)
-    """What happened at the worker since the last sample; each has a `kind` (client_joined, client_left, warning, ...)."""
+    """What happened at the worker since the last sample; each has a `kind` (client_joined, client_left, ...)."""
