@@ -205,7 +205,7 @@ class Algorithm:
         return self.metrics
 
     @property
-    def team_url(self) -> str | None:
+    def url(self) -> str | None:
         """Address of the front door; None without external clients or before the start."""
         return self.team.url if hasattr(self, "team") else None
 

@@ -48,7 +48,7 @@ def test_five_clients_play_on_while_learning_takes_ten_seconds(tmp_path, clients
     config = kit.external(tmp_path, rollouts={"workers": 2, "fragment_length": 32}, stop={"iterations": 2})
     with Algorithm(RunConfig.from_dict(config)) as algorithm:
         slow_down(algorithm, 10.0)
-        clients.start(algorithm.team_url, 5)
+        clients.start(algorithm.url, 5)
         algorithm.run()
         played = finish(algorithm, clients)
         books = check_books(algorithm)
@@ -67,7 +67,7 @@ def test_hold_trains_every_step_with_lag_zero(tmp_path, clients, kit):
     config = kit.external(tmp_path, external={"during_learning": "hold"}, stop={"iterations": 4})
     with Algorithm(RunConfig.from_dict(config)) as algorithm:
         slow_down(algorithm, 1.0)
-        clients.start(algorithm.team_url, 2)
+        clients.start(algorithm.url, 2)
         algorithm.run()
         played = finish(algorithm, clients)
         books = check_books(algorithm)
@@ -87,7 +87,7 @@ def test_hold_with_complete_episodes_trains_whole_episodes(tmp_path, clients, ki
         stop={"iterations": 3},
     )
     with Algorithm(RunConfig.from_dict(config)) as algorithm:
-        clients.start(algorithm.team_url, 2)
+        clients.start(algorithm.url, 2)
         algorithm.run()
         finish(algorithm, clients)
         check_books(algorithm)
@@ -98,7 +98,7 @@ def test_discard_drops_what_was_decided_while_learning(tmp_path, clients, kit):
     config = kit.external(tmp_path, external={"during_learning": "discard"}, stop={"iterations": 3})
     with Algorithm(RunConfig.from_dict(config)) as algorithm:
         slow_down(algorithm, 2.0)
-        clients.start(algorithm.team_url, 2)
+        clients.start(algorithm.url, 2)
         algorithm.run()
         finish(algorithm, clients)
         books = check_books(algorithm)
@@ -113,12 +113,12 @@ def test_phase_is_known_without_any_call_and_env_config_arrives(tmp_path, client
     with Algorithm(RunConfig.from_dict(config)) as algorithm:
         slow_down(algorithm, 1.5)
         expected: list[float | None] = []
-        with PolicyClient(algorithm.team_url) as watcher:
+        with PolicyClient(algorithm.url) as watcher:
             assert watcher.env_config == {"level": 7, "map": "e1m1"}
             assert watcher.phase == "collecting"
             thread = threading.Thread(target=algorithm.run)
             # Its own settings for the environment: CartPole knows no `level`.
-            with PolicyClient(algorithm.team_url) as player:
+            with PolicyClient(algorithm.url) as player:
                 thread.start()
                 start = time.monotonic()
                 while thread.is_alive() and time.monotonic() - start < kit.deadline_s:
@@ -136,12 +136,12 @@ def test_phase_is_known_without_any_call_and_env_config_arrives(tmp_path, client
 def test_a_bad_client_does_not_disturb_the_others(tmp_path, clients, kit):
     config = kit.external(tmp_path, stop={"iterations": 6})
     with Algorithm(RunConfig.from_dict(config)) as algorithm:
-        clients.start(algorithm.team_url, 2)
+        clients.start(algorithm.url, 2)
         stop = threading.Event()
 
         def misbehave() -> None:
             while not stop.is_set():
-                with PolicyClient(algorithm.team_url) as bad:
+                with PolicyClient(algorithm.url) as bad:
                     episode = bad.start_episode()
                     for observation in ([float("nan")] * 4, [0.0] * 3, ["a"] * 4, None):
                         with pytest.raises(RequestError):
@@ -165,7 +165,7 @@ def test_a_killed_client_costs_only_its_unfinished_step(tmp_path, clients, kit):
                 clients.processes[algorithm.iteration // 2 - 1].send_signal(signal.SIGKILL)
 
     with Algorithm(RunConfig.from_dict(config), Killer()) as algorithm:
-        clients.start(algorithm.team_url, 3)
+        clients.start(algorithm.url, 3)
         algorithm.run()
         algorithm.announce("stopped")
         assert sorted(d["exit_code"] for d in clients.results()) == [-9, -9, 0]
@@ -184,7 +184,7 @@ def test_a_killed_rollout_worker_is_noticed_and_named(tmp_path, clients, kit):
                 os.kill(pid, signal.SIGKILL)
 
     with Algorithm(RunConfig.from_dict(config), Killer()) as algorithm:
-        clients.start(algorithm.team_url, 2)
+        clients.start(algorithm.url, 2)
         with pytest.raises(ActorDiedError, match="rollout worker 2"):
             algorithm.run()
 

@@ -86,9 +86,9 @@ def run(args: argparse.Namespace) -> int:
             progress.print(plan_table(algorithm.plan))
             for warning in algorithm.plan.warnings:
                 progress.say(f"note: {warning}")
-            assert algorithm.team_url is not None
-            clients = [_start_client(algorithm.team_url, seed) for seed in range(CLIENTS)]
-            progress.say(f"\n{CLIENTS} clients play CartPole-v1; all they know is {algorithm.team_url}\n")
+            assert algorithm.url is not None
+            clients = [_start_client(algorithm.url, seed) for seed in range(CLIENTS)]
+            progress.say(f"\n{CLIENTS} clients play CartPole-v1; all they know is {algorithm.url}\n")
             progress.start()
             result = algorithm.run()
             progress.stop()

@@ -90,7 +90,7 @@ def progress_facts(algorithm: Algorithm, seconds: float) -> list[tuple[str, str]
         ),
     ]
     if "clients" in tracker:
-        facts.append(("clients", f"{tracker['clients']} at {algorithm.team_url}"))
+        facts.append(("clients", f"{tracker['clients']} at {algorithm.url}"))
     if "evaluation/episode_return_mean" in metrics:
         facts.append(
             (

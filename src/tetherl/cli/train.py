@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
                 progress.say(f"warning: {warning}")
             if algorithm.resumed_from is not None:
                 progress.say(f"resumed from {algorithm.resumed_from} (iteration {algorithm.iteration})")
-            if algorithm.team_url is not None:
-                progress.say(f"clients connect to {algorithm.team_url}")
+            if algorithm.url is not None:
+                progress.say(f"clients connect to {algorithm.url}")
             progress.start()
             result = algorithm.run()
         finally:
