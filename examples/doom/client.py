@@ -136,7 +136,8 @@ def settings_for(client: PolicyClient, given: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(client.env_config) - set(DEFAULTS))
     if unknown:
         raise ConfigError(
-            f"external.env_config has {', '.join(unknown)}, which this game does not know; it takes {', '.join(DEFAULTS)}"
+            f"external.env_config has {', '.join(unknown)}, which this game does not know; "
+            f"it takes {', '.join(DEFAULTS)}"
         )
     settings = {**DEFAULTS, **client.env_config, **given}
     shape = [settings["height"], settings["width"], 1]

@@ -22,7 +22,6 @@ from typing import Any
 from tetherl import Algorithm, Callbacks, RunConfig, TetherlError
 
 HERE = Path(__file__).resolve().parent
-GREEDY_EPISODES = 50
 GREEDY_TIMEOUT_S = 120.0
 EXIT_TIMEOUT_S = 20.0
 REPORT_EVERY_S = 10.0
@@ -71,9 +70,9 @@ def end_games(games: list[subprocess.Popen[str]]) -> None:
             game.stdout.close()
 
 
-def play_greedily(url: str, seed: int) -> dict[str, Any]:
-    """What one game reports that played without exploration."""
-    game = start_game(url, "--evaluate", "--episodes", str(GREEDY_EPISODES), "--seed", str(seed))
+def play_greedily(url: str, episodes: int, seed: int) -> dict[str, Any]:
+    """What one game reports that played without exploration; empty if it did not get to its end."""
+    game = start_game(url, "--evaluate", "--episodes", str(episodes), "--seed", str(seed))
     try:
         out, _ = game.communicate(timeout=GREEDY_TIMEOUT_S)
         return dict(json.loads(out)) if game.returncode == 0 else {}
@@ -83,8 +82,8 @@ def play_greedily(url: str, seed: int) -> dict[str, Any]:
         end_games([game])
 
 
-def train(config: RunConfig, games: int, seed: int) -> dict[str, Any]:
-    """Runs it all and returns what happened."""
+def train(config: RunConfig, games: int, greedy_episodes: int) -> dict[str, Any]:
+    """Runs it all and returns what happened. The games count on from the run's seed."""
     playing: list[subprocess.Popen[str]] = []
     algorithm = Algorithm(config, Watch(playing))
 
@@ -101,12 +100,12 @@ def train(config: RunConfig, games: int, seed: int) -> dict[str, Any]:
         url = algorithm.url
         assert url is not None
         print(f"{games} games play at {url}; the run is in {algorithm.run_dir.path}", flush=True)
-        playing += [start_game(url, "--seed", str(seed + index)) for index in range(games)]
+        playing += [start_game(url, "--seed", str(config.seed + index)) for index in range(games)]
         result = algorithm.run()
         print(f"training ended: {result.reason}", flush=True)
         end_games(playing)
-        if not result.reason.startswith("stopped by"):
-            greedy = play_greedily(url, seed + games)
+        if greedy_episodes and not result.reason.startswith("stopped by"):
+            greedy = play_greedily(url, greedy_episodes, config.seed + games)
     finally:
         end_games(playing)
         algorithm.close()
@@ -151,6 +150,9 @@ def main() -> int:
     parser.add_argument("--config", default=str(HERE / "basic.yaml"), metavar="FILE", help="(default: basic.yaml)")
     parser.add_argument("--games", type=int, default=4, help="game processes (%(default)s)")
     parser.add_argument("--minutes", type=float, help="train at most so long (default: as the file says)")
+    parser.add_argument(
+        "--greedy", type=int, default=50, metavar="N", help="unexplored episodes at the end (%(default)s)"
+    )
     parser.add_argument("--runs-dir", default="runs", help="where the run directory goes (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the run and, counted on, of the games (%(default)s)")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the learning curve")
@@ -163,14 +165,14 @@ def main() -> int:
     if args.minutes is not None:
         settings.append(f"stop.time_s={60 * args.minutes}")
     try:
-        facts = train(RunConfig.load(args.config, [*settings, *args.settings]), args.games, args.seed)
+        facts = train(RunConfig.load(args.config, [*settings, *args.settings]), args.games, args.greedy)
     except TetherlError as error:
         print(f"doom: {error}", file=sys.stderr)
         return 1
     mean, greedy = facts["episode_return_mean"], facts["greedy"].get("episode_return_mean")
     print(f"mean return of the last 100 episodes: {'-' if mean is None else format(mean, '.1f')}")
     if greedy is not None:
-        print(f"mean return of {GREEDY_EPISODES} episodes without exploration: {greedy:.1f}")
+        print(f"mean return of {args.greedy} episodes without exploration: {greedy:.1f}")
     if args.json:
         Path(args.json).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     if args.plot:

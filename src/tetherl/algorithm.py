@@ -188,7 +188,7 @@ class Algorithm:
                 continue
             if self._checkpoint_due():
                 self.save()
-        if self.config.checkpoint.at_end:
+        if self.config.checkpoint.at_end and self._saved_iteration != self.iteration:
             self.save()
         self.run_dir.events.append("run_ended", reason=reason, iteration=self.iteration)
         return RunResult(reason, metrics=self.metrics)
@@ -269,6 +269,16 @@ class Algorithm:
         self._batch_by_worker = dict(self.queue.ledger.trained_by_worker)
         result = self.learner.update(batch, version=self.version, steps_trained=self.queue.ledger.trained)
         self.queue.settle(result.trained, result.dropped, version=self.version, max_lag=self._max_lag)
+        for message in result.warnings:
+            self.run_dir.events.append("warning", message=message)
+        given = result.trained + sum(result.dropped.values())
+        if result.trained < given / 2:
+            self.run_dir.events.append(
+                "warning",
+                message=f"only {result.trained} of {given} steps of this batch could be trained on ({result.dropped}); "
+                "if they are stale, learning takes long compared with playing: fewer epochs, larger batches, or "
+                "during_learning: hold",
+            )
         self._learn_metrics = result.metrics
         self._learn_s = time.perf_counter() - started
         self._timers["learn"] += self._learn_s
@@ -366,12 +376,12 @@ class Algorithm:
         }
         score = self.metrics.get(self.config.checkpoint.score)
         path = self.run_dir.checkpoints.save(self.iteration, arrays, state, score=score)
-        self._saved_at = time.monotonic()
+        self._saved_at, self._saved_iteration = time.monotonic(), self.iteration
         self.run_dir.events.append("checkpoint", iteration=self.iteration, path=str(path))
         return str(path)
 
     def _resume(self) -> None:
-        self._past_s, self._saved_at = 0.0, time.monotonic()
+        self._past_s, self._saved_at, self._saved_iteration = 0.0, time.monotonic(), -1
         resume, run_dir = self.config.resume, self.run_dir
         if resume == "never" and run_dir.existed:
             raise RunError(

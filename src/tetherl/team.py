@@ -134,7 +134,7 @@ class Team:
         evaluators: list[Any] = []
         if evaluation.interval is not None or evaluation.workers:
             engine = self.engine if evaluation.workers else self._here
-            threads = max(1, int(evaluation.cpus_per_worker))
+            threads = max(1, int(evaluation.cpus_per_worker if evaluation.workers else self.config.algorithm.cpus))
             for index in range(1, max(1, evaluation.workers) + 1):
                 spec = self._spec(
                     index,

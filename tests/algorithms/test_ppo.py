@@ -332,6 +332,16 @@ def test_beta_follows_the_kl_of_the_last_epoch_within_its_bounds(kit):
     assert moved["learner/kl"] > 2e-4 and learner.kl_coeff == 100.0
 
 
+def test_an_update_reports_its_numbers(kit):
+    policy = kit.policy()
+    metrics = kit.learner(policy).update(kit.fragments(policy), version=0, steps_trained=0).metrics
+    names = "policy_loss vf_loss entropy kl kl_coeff clip_fraction grad_norm lr explained_variance ratio_max_first"
+    assert {f"learner/{name}" for name in [*names.split(), "skipped_steps", "steps"]} <= metrics.keys()
+    assert {"lag/mean", "lag/max"} <= metrics.keys()
+    assert metrics["learner/entropy"] == pytest.approx(np.log(3), abs=0.01)
+    assert metrics["learner/grad_norm"] > 0 and metrics["learner/lr"] == 1e-3
+
+
 def test_the_kl_is_that_of_the_last_epoch(kit):
     def kl(epochs):
         policy = kit.policy()

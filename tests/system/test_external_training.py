@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
 
+import numpy as np
 import psutil
 import pytest
 
 from tetherl.algorithm import Algorithm, Callbacks
 from tetherl.client import PolicyClient
 from tetherl.config import RunConfig
-from tetherl.errors import ActorDiedError, RequestError
+from tetherl.errors import ActorDiedError, ClientError, RefusedError, RequestError
 
 
 def slow_down(algorithm: Algorithm, seconds: float) -> None:
@@ -121,8 +123,9 @@ def test_phase_is_known_without_any_call_and_env_config_arrives(tmp_path, client
             with PolicyClient(algorithm.url) as player:
                 thread.start()
                 start = time.monotonic()
+                player.step([0.0, 0.0, 0.0, 0.0])
                 while thread.is_alive() and time.monotonic() - start < kit.deadline_s:
-                    player.step([0.0, 0.0, 0.0, 0.0], 1.0 if player._current else 0.0)
+                    player.step([0.0, 0.0, 0.0, 0.0], 1.0)
                     if watcher.phase == "learning" and (not seen or seen[-1] != "learning"):
                         expected.append(watcher.resumes_in_s)
                     if not seen or seen[-1] != watcher.phase:
@@ -200,3 +203,83 @@ def test_unreachable_port_and_failing_start_leave_nothing(tmp_path, kit):
         with pytest.raises(TetherlError, match=str(port)), Algorithm(RunConfig.from_dict(config)):
             pass
     assert not psutil.Process().children()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_any_number_of_rollout_workers_serves(tmp_path, clients, kit, workers):
+    """Case C015; with none the algorithm process hosts the server itself, possible under hold only."""
+    config = kit.external(
+        tmp_path,
+        external={"during_learning": "hold"},
+        rollouts={"workers": workers, "fragment_length": 32},
+        stop={"iterations": 3},
+    )
+    with Algorithm(RunConfig.from_dict(config)) as algorithm:
+        clients.start(algorithm.url, 3)
+        algorithm.run()
+        finish(algorithm, clients)
+        check_books(algorithm)
+        assert sum(algorithm.tracker.peak_clients.values()) == 3
+        assert len(algorithm.tracker.peak_clients) == max(1, workers)
+    assert [line["lag/max"] for line in algorithm.run_dir.metrics.read()] == [0.0] * 3
+
+
+def test_a_token_is_asked_for_by_the_door_and_by_the_workers(tmp_path, clients, kit):
+    (tmp_path / "token").write_text("open sesame\n")
+    config = kit.external(tmp_path, external={"token_file": str(tmp_path / "token")}, stop={"iterations": 2})
+    with Algorithm(RunConfig.from_dict(config)) as algorithm:
+        for url in [algorithm.url, *algorithm.team.worker_urls]:
+            with pytest.raises(RefusedError, match="token"):
+                PolicyClient(url, token="open barley")
+        clients.start(algorithm.url, 1, TETHERL_TOKEN="open sesame")
+        algorithm.run()
+        finish(algorithm, clients)
+    written = (algorithm.run_dir.path / "config.yaml").read_text() + (
+        algorithm.run_dir.path / "events.jsonl"
+    ).read_text()
+    assert "sesame" not in written
+
+
+def test_an_lstm_with_image_and_many_keys_trains_through_clients(tmp_path, kit):
+    """The founding case in small: image, MultiDiscrete keys, LSTM with previous action (case C059)."""
+    config = kit.external(
+        tmp_path,
+        external={
+            "observation_space": {"type": "Box", "low": 0, "high": 255, "shape": [24, 32, 1], "dtype": "uint8"},
+            "action_space": {"type": "MultiDiscrete", "nvec": [2] * 9},
+        },
+        model={
+            "conv_filters": [[8, [4, 4], 4], [16, [6, 8], 1]],
+            "post_fcnet_hiddens": [32],
+            "use_lstm": True,
+            "lstm_cell_size": 16,
+            "max_seq_len": 8,
+        },
+        algorithm={"train_batch_size": 128, "minibatch_size": 64, "normalize_values": None},
+        rollouts={"workers": 2, "fragment_length": 32},
+        stop={"iterations": 3},
+    )
+    rng = np.random.default_rng(0)
+    with Algorithm(RunConfig.from_dict(config)) as algorithm:
+
+        def play() -> None:
+            with PolicyClient(algorithm.url) as client, contextlib.suppress(ClientError):
+                while client.phase != "stopped":
+                    action = client.step(rng.integers(0, 256, (24, 32, 1), np.uint8))
+                    for turn in range(20):
+                        assert action.shape == (9,) and set(action) <= {0, 1}
+                        frame = rng.integers(0, 256, (24, 32, 1), np.uint8)
+                        action = client.step(frame, float(action.mean()), truncated=turn == 19)
+
+        threads = [threading.Thread(target=play) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        algorithm.run()
+        algorithm.announce("stopped")
+        for thread in threads:
+            thread.join(kit.deadline_s)
+            assert not thread.is_alive()
+        check_books(algorithm)
+    metrics = algorithm.run_dir.metrics.read()
+    assert metrics[0]["learner/ratio_max_first"] <= 1e-4, "fresh data: every ratio is 1"
+    assert all(np.isfinite([m["learner/policy_loss"], m["learner/vf_loss"], m["learner/kl"]]).all() for m in metrics)

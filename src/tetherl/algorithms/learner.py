@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tetherl.algorithms.export import policy_weights
 from tetherl.data.fragment import Fragment
 from tetherl.errors import CheckpointError, TrainingError
 from tetherl.models.policy import Policy
@@ -117,7 +118,7 @@ class Learner(ABC):
                 moments.append({k: _moment(arrays, f"adam/{k}/{name}", parameter) for k in _MOMENTS})
         shuffle = torch.from_numpy(np.array(_entry(arrays, "shuffle"), dtype=np.uint8))
         counters = [int(_entry(meta, key)) for key in ("skipped_steps", "consecutive_skips")]
-        self.policy.load_weights({k.removeprefix("policy/"): v for k, v in arrays.items() if k.startswith("policy/")})
+        self.policy.load_weights(policy_weights(arrays))
         self._optimizer.state.clear()
         for parameter, own in zip(self._parameters, moments, strict=False):
             step = torch.tensor(float(adam_steps), device=self.device)

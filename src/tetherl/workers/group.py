@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from tetherl.data.fragment import Sample
 from tetherl.data.queue import SampleQueue
+from tetherl.errors import EngineError
 
 CALL_TIMEOUT_S = 120.0
 """Longest wait for a short call (weights, phase) to a worker before it counts as hung."""
@@ -32,9 +33,9 @@ class RolloutGroup:
         self.workers = workers
         self._queue = queue
         self._on_sample = on_sample
-        self._lock = threading.Lock()
+        self._idle = threading.Condition()  # guards what follows; told when a call has been taken over
         self._serving = False
-        self._open: dict[int, Future[Any]] = {}
+        self._asked: set[int] = set()
 
     def broadcast(self, method: str, *args: Any, **kwargs: Any) -> None:
         """Call all workers at once and wait until all have answered; raises what a worker raised."""
@@ -72,34 +73,38 @@ class RolloutGroup:
 
     def start_serving(self) -> None:
         """Keep a `sample` call open at every worker."""
-        with self._lock:
+        with self._idle:
             self._serving = True
         for index in self.workers:
             self._ask(index)
 
     def stop_serving(self) -> None:
         """Stop asking, and take over what the workers still hold in finished fragments."""
-        with self._lock:
+        with self._idle:
             self._serving = False
-            still_open = list(self._open.values())
-        wait(still_open, timeout=CALL_TIMEOUT_S)
+            # Not only answered but taken over: a worker's books must arrive in their order.
+            if not self._idle.wait_for(lambda: not self._asked, CALL_TIMEOUT_S):
+                names = ", ".join(self.workers[index].name for index in sorted(self._asked))
+                raise EngineError(f"{names} did not answer within {CALL_TIMEOUT_S:.0f} s")
         for future in [w.call("sample", 0.0) for w in self.workers.values()]:
             self._accept(future.result(CALL_TIMEOUT_S))
 
     def _ask(self, index: int) -> None:
-        future = self.workers[index].call("sample", POLL_S)
-        with self._lock:
-            self._open[index] = future
-        future.add_done_callback(lambda done: self._answered(index, done))
+        with self._idle:
+            self._asked.add(index)
+        self.workers[index].call("sample", POLL_S).add_done_callback(lambda done: self._answered(index, done))
 
     def _answered(self, index: int, future: Future[Any]) -> None:
+        again = False
         try:
             self._accept(future.result())
+            again = True
         except BaseException as error:
             # This runs in the engine's thread: the algorithm learns of it when it next looks at the queue.
             self._queue.fail(error)
-            return
-        with self._lock:
-            if not self._serving:
-                return
-        self._ask(index)
+        with self._idle:
+            self._asked.discard(index)
+            again = again and self._serving
+            self._idle.notify_all()
+        if again:
+            self._ask(index)
