@@ -70,7 +70,6 @@ def demo_config(runs_dir: str) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     from tetherl.algorithm import Algorithm
-    from tetherl.cli.plan import plan_table
     from tetherl.cli.progress import Progress
     from tetherl.cli.train import stop_on_signals
     from tetherl.config import RunConfig
@@ -83,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             progress.say("tetherl demo: two rollout workers serve five games that step themselves.\n")
             progress.say("starting the processes ...")
             algorithm.build()
-            progress.print(plan_table(algorithm.plan))
+            progress.say(_plan_text(algorithm.plan))
             for warning in algorithm.plan.warnings:
                 progress.say(f"note: {warning}")
             assert algorithm.url is not None
@@ -111,6 +110,15 @@ def run(args: argparse.Namespace) -> int:
     for problem in facts["problems"]:
         print(f"demo: {problem}", file=sys.stderr)
     return 1 if facts["problems"] else 0
+
+
+def _plan_text(plan: Any) -> str:
+    """The resource plan in plain columns, with what each process does."""
+    lines = [f"{'role':<12}{'processes':>10}{'CPUs each':>11}{'GPUs each':>11}   what it does"]
+    for row in plan.rows:
+        lines.append(f"{row.role:<12}{row.count:>10}{row.cpus:>11g}{row.gpus:>11g}   {row.what}")
+    lines.append(f"{'total':<12}{sum(r.count for r in plan.rows):>10}{plan.total.cpus:>11g}{plan.total.gpus:>11g}")
+    return "\n".join(lines)
 
 
 def _start_client(url: str, seed: int) -> subprocess.Popen[str]:

@@ -31,11 +31,6 @@ class Progress(Callbacks):
         if not self._quiet:
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def print(self, renderable: Any) -> None:
-        """A table or the like that stays."""
-        if not self._quiet:
-            self._console.print(renderable)
-
     def start(self) -> None:
         self._started = time.monotonic()
         if self._console.is_terminal and not self._quiet:
@@ -76,41 +71,26 @@ def progress_facts(algorithm: Algorithm, seconds: float) -> list[tuple[str, str]
     tracker = algorithm.tracker.metrics()
     dropped = sum(books["dropped"].values())
     facts = [
-        (
-            "run",
-            f"{algorithm.config.name}  iteration {algorithm.iteration}  {seconds:.0f} s  {algorithm.phase}",
-        ),
+        ("time", f"{seconds:.0f} s"),
+        ("iteration", f"{algorithm.iteration}, {algorithm.phase}"),
+        ("return", f"{_number(tracker['episode_return_mean'])} over the last 100 of {tracker['episodes']} episodes"),
         (
             "steps",
-            f"received {books['received']}  trained {books['trained']}  dropped {dropped}  pending {books['pending']}",
-        ),
-        (
-            "return",
-            f"{_number(tracker['episode_return_mean'])} (mean of the last 100 of {tracker['episodes']} episodes)",
+            f"{books['received']} received, {books['trained']} trained, {dropped} dropped, {books['pending']} pending",
         ),
     ]
     if "clients" in tracker:
-        facts.append(("clients", f"{tracker['clients']} at {algorithm.url}"))
+        facts.append(("clients", str(tracker["clients"])))
     if "evaluation/episode_return_mean" in metrics:
-        facts.append(
-            (
-                "evaluation",
-                f"{_number(metrics['evaluation/episode_return_mean'])} over {metrics['evaluation/episodes']} episodes",
-            )
-        )
-    plan, machine = algorithm.plan, algorithm.machine
-    facts.append(
-        (
-            "resources",
-            f"planned {plan.total.cpus:g} CPUs, {plan.total.gpus:g} GPUs of {machine.cpus:g} and {machine.gpus:g}",
-        )
-    )
+        facts.append(("evaluation", _number(metrics["evaluation/episode_return_mean"])))
+    total, machine = algorithm.plan.total, algorithm.machine
+    facts.append(("planned", f"{total.cpus:g} of {machine.cpus:g} CPUs, {total.gpus:g} of {machine.gpus:g} GPUs"))
     return facts
 
 
 def progress_line(algorithm: Algorithm, seconds: float) -> str:
     """The same in one line of plain text."""
-    return " | ".join(f"{name} {value}" for name, value in progress_facts(algorithm, seconds)[:5])
+    return " | ".join(f"{name} {value}" for name, value in progress_facts(algorithm, seconds))
 
 
 def _number(value: float | None) -> str:

@@ -331,6 +331,8 @@ class PolicyClient:
         return episode
 
     def _lost(self, episode_id: str) -> EpisodeLostError:
+        if self.phase == "stopped":
+            return EpisodeLostError(f"training has stopped (the server said so), and episode {episode_id!r} with it")
         return EpisodeLostError(
             f"the connection to {self._link.url} was lost and episode {episode_id!r} with it; "
             "reset the environment and start a new episode"

@@ -130,13 +130,13 @@ class SampleQueue:
             for reason, n in dropped.items():
                 self.ledger.drop(reason, n)
             for fragment in self._in_hand:
-                stale = version - fragment.versions > max_lag
-                rows = fragment.by_policy & ~stale
+                late = version - fragment.versions > max_lag
+                rows = fragment.by_policy & ~late
                 self.ledger.trained_by_worker[fragment.worker] += int(rows.sum())
                 if fragment.learning is not None:
                     self.learning_fates.trained += int((fragment.learning & rows).sum())
-                    self.learning_fates.dropped["stale"] += int((fragment.learning & stale).sum())
-                    self.learning_fates.dropped["not_policy"] += int((fragment.learning & ~stale & ~rows).sum())
+                    self.learning_fates.dropped["stale"] += int((fragment.learning & fragment.by_policy & late).sum())
+                    self.learning_fates.dropped["not_policy"] += int((fragment.learning & ~fragment.by_policy).sum())
             self._in_hand = []
 
     def lose_worker(self, worker: int) -> None:
