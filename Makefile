@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test lint types unit test-slow bench doom clean
+.PHONY: help setup demo test lint types unit test-slow bench anchors lag doom clean
 
 help:
 	@echo "make demo       five CartPole games train a policy through the front door, in about a minute or two"
 	@echo "make test       lint, types and the test suite"
 	@echo "make test-slow  learning runs and other long tests"
 	@echo "make bench      benchmarks; prints tables, absolute numbers depend on the machine's load"
+	@echo "make anchors    environments with published results, three seeds each, into docs/results.md (an hour or more)"
+	@echo "make lag        how the losses cope with old experience, into docs/results.md (half an hour or more)"
 	@echo "make doom       ViZDoom 'basic' learns to shoot the monster (up to 30 minutes)"
 	@echo "make setup      only the virtual environment in $(VENV)"
 	@echo "make clean      remove the virtual environment and caches"
@@ -52,6 +54,12 @@ test-slow: setup
 bench: setup
 	@$(BIN)/python benchmarks/serving.py
 	@$(BIN)/python benchmarks/training.py
+
+anchors: setup
+	@$(BIN)/python benchmarks/anchors.py --write
+
+lag: setup
+	@$(BIN)/python benchmarks/lag.py --write
 
 doom: setup
 	@$(BIN)/python examples/doom/run.py

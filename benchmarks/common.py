@@ -124,13 +124,17 @@ def conditions_text(facts: dict[str, Any], options: argparse.Namespace) -> str:
 
 def write_block(page: Path, name: str, text: str) -> None:
     """Puts `text` between the page's markers `<!-- NAME: begin -->` and `<!-- NAME: end -->`."""
+    before, after = _around(page, name)
+    page.write_text(f"{before}\n{text}\n{after}", encoding="utf-8")
+
+
+def _around(page: Path, name: str) -> tuple[str, str]:
+    """The page up to the first marker and from the second one on, both included."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    old = page.read_text()
+    old = page.read_text(encoding="utf-8")
     if old.count(begin) != 1 or old.count(end) != 1:
         raise SystemExit(f"{page}: expected one line {begin!r} and one {end!r} around the table")
-    head, _, rest = old.partition(begin)
-    _, _, tail = rest.partition(end)
-    page.write_text(f"{head}{begin}\n{text}\n{end}{tail}")
+    return old.partition(begin)[0] + begin, end + old.partition(end)[2]
 
 
 def say(text: str) -> None:
@@ -142,6 +146,8 @@ def main(
     name: str, options: argparse.Namespace, measure: Callable[[], dict[str, Any]], tables: Callable[[Any], str]
 ) -> int:
     """Measures, prints the tables (or the JSON document), and updates the page if asked to."""
+    if options.write is not None:
+        _around(options.write, name)  # a page that cannot be updated is said before, not after
     try:
         document = measure()
     except KeyboardInterrupt:

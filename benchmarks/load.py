@@ -1,4 +1,4 @@
-"""What runs in processes of its own while serving is measured: load clients, a real client, a bare server."""
+"""What runs in processes of its own while serving is measured: clients, a bare server, a worker without a network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import selectors
 import socket
 import struct
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -19,6 +19,11 @@ from tetherl.client import PolicyClient
 from tetherl.protocol.messages import PROTOCOL_VERSION, Act, Action, EndEpisode, Hello, PhaseChange, StartEpisode
 from tetherl.protocol.wire import decode_server, encode
 from tetherl.server.loop_thread import LoopThread
+
+if TYPE_CHECKING:  # the clients need no torch
+    from tetherl.models.policy import ActResult
+    from tetherl.workers.serving import ServingWorker
+    from tetherl.workers.spec import WorkerSpec
 
 EPISODE_STEPS = 500
 SILENCE_S = 30.0
@@ -33,8 +38,13 @@ class LoadClient:
     with a mask of zeros, which costs the server as much as any other.
     """
 
-    def run(self, url: str, clients: int, observation: np.ndarray, seconds: float, start_at: float) -> np.ndarray:
-        """Plays from `start_at` (monotonic clock) for `seconds`; gives each request's latency in seconds."""
+    def run(
+        self, url: str, clients: int, observation: np.ndarray, seconds: float, start_at: float
+    ) -> tuple[np.ndarray, float]:
+        """Plays from `start_at` (monotonic clock) for `seconds`, or until the first reply if that comes later.
+
+        Gives each request's latency in seconds, and how long it took in all.
+        """
         players = [_Player(url, observation) for _ in range(clients)]
         selector = selectors.DefaultSelector()
         try:
@@ -42,18 +52,18 @@ class LoadClient:
                 player.prepare()
                 selector.register(player.socket, selectors.EVENT_READ, player)
             time.sleep(max(0.0, start_at - time.monotonic()))
-            until = time.monotonic() + seconds
+            started = time.monotonic()
             latencies: list[float] = []
             for player in players:
                 player.act()
-            while time.monotonic() < until:
+            while not latencies or time.monotonic() < started + seconds:
                 ready = selector.select(SILENCE_S)
                 if not ready:
                     raise TimeoutError(f"no reply from {url} within {SILENCE_S:g} s")
                 for key, _ in ready:
                     latencies.append(key.data.answered())
                     key.data.act()
-            return np.array(latencies, np.float32)
+            return np.array(latencies, np.float32), time.monotonic() - started
         finally:
             selector.close()
             for player in players:
@@ -169,15 +179,17 @@ class _Player:
 class RealClient:
     """What a user's program does: one PolicyClient, one round trip per step."""
 
-    def run(self, url: str, clients: int, observation: np.ndarray, seconds: float, start_at: float) -> np.ndarray:
+    def run(
+        self, url: str, clients: int, observation: np.ndarray, seconds: float, start_at: float
+    ) -> tuple[np.ndarray, float]:
         """As `LoadClient.run`; `clients` must be 1."""
         assert clients == 1
         latencies: list[float] = []
         with PolicyClient(url) as client:
             episode, step = client.start_episode(), 0
             time.sleep(max(0.0, start_at - time.monotonic()))
-            until = time.monotonic() + seconds
-            while (before := time.monotonic()) < until:
+            started = time.monotonic()
+            while (before := time.monotonic()) < started + seconds or not latencies:
                 client.get_action(episode, observation)
                 latencies.append(time.monotonic() - before)
                 client.log_returns(episode, 1.0)
@@ -185,7 +197,7 @@ class RealClient:
                 if step == EPISODE_STEPS:
                     client.end_episode(episode)
                     episode, step = client.start_episode(), 0
-        return np.array(latencies, np.float32)
+            return np.array(latencies, np.float32), time.monotonic() - started
 
 
 class BareServer:
@@ -225,3 +237,19 @@ class BareServer:
         except (ConnectionError, asyncio.CancelledError):
             pass  # a client that has gone, or the end
         return ws
+
+
+def worker_without_network(spec: WorkerSpec, token: str | None) -> ServingWorker:
+    """A rollout worker that does everything but compute: its policy always answers the same."""
+    from tetherl.models.policy import ActResult, Policy
+    from tetherl.workers import serving
+
+    class ConstantPolicy(Policy):
+        def act(self, obs: dict[str, np.ndarray], *args: Any, **kwargs: Any) -> ActResult:
+            rows = len(next(iter(obs.values())))
+            actions = np.zeros((rows, self.actions.width), self.actions.dtype)
+            dist = np.zeros((rows, self.dist.inputs_size), np.float32)
+            return ActResult(actions, np.full(rows, -np.log(2), np.float32), dist, None)
+
+    serving.Policy = ConstantPolicy  # type: ignore[misc]
+    return serving.ServingWorker(spec, token)

@@ -137,6 +137,15 @@ ENV = {"env": "CartPole-v1"}
         ({**ENV, "algorithm": {"lr": [[10, 1], [0, 2]]}}, ["algorithm.lr", "ascending"]),
         ({**ENV, "algorithm": {"lr": -1}}, ["algorithm.lr", "below 0"]),
         ({**ENV, "algorithm": {"clip_param": 0.9}}, ["algorithm.clip_max"]),
+        ({**ENV, "algorithm": {"reward_scaling": True, "reward_clip": 5}}, ["algorithm.reward_clip", "reward_scaling"]),
+        (
+            {"external": EXTERNAL, "algorithm": {"reward_scaling": True}},
+            ["algorithm.reward_scaling", "external", "algorithm.normalize_values"],
+        ),
+        (
+            {"external": EXTERNAL, "rollouts": {"vectorization": "sync"}},
+            ["rollouts.vectorization", "external", "leave it out"],
+        ),
         ({**ENV, "name": "a/b"}, ["name: 'a/b'"]),
         ({**ENV, "name": ".."}, ["name: '..'"]),
     ],
@@ -175,7 +184,24 @@ def test_all_wrong_settings_are_reported_at_once() -> None:
         ({**external(during_learning="discard"), "rollouts": {"workers": 0}}, ["rollouts.workers", "hold"]),
         ({**external(), "rollouts": {"envs_per_worker": 4}}, ["rollouts.envs_per_worker"]),
         ({**ENV, "algorithm": {"train_batch_size": 100, "minibatch_size": 200}}, ["algorithm.minibatch_size"]),
-        ({**ENV, "model": {"lstm_cell_size": 64}}, ["model.lstm_cell_size", "model.use_lstm"]),
+        ({**ENV, "model": {"lstm_cell_size": 64}}, ["model.lstm_cell_size", "model.rnn"]),
+        ({**ENV, "algorithm": {"loss": "plain", "lag_factor": 0.1}}, ["algorithm.lag_factor", "loss to lag_scaled"]),
+        ({**ENV, "algorithm": {"loss": "decoupled", "clip_max": 0.5}}, ["algorithm.clip_max", "decoupled"]),
+        ({**ENV, "algorithm": {"weight_cap": 5}}, ["algorithm.weight_cap", "loss to decoupled"]),
+        ({**ENV, "algorithm": {"vf_clip_param": 5}}, ["algorithm.vf_clip_param", "clamped_error"]),
+        ({**ENV, "algorithm": {"use_kl_loss": False, "kl_measure": "all"}}, ["algorithm.kl_measure", "use_kl_loss"]),
+        ({**ENV, "algorithm": {"burn_in": 8}}, ["algorithm.burn_in", "model.use_lstm"]),
+        ({**ENV, "algorithm": {"state_source": "stored"}}, ["algorithm.state_source", "model.use_lstm"]),
+        (
+            {
+                **ENV,
+                "model": {"use_lstm": True},
+                "algorithm": {"state_source": "stored", "state_refresh": "per_epoch"},
+            },
+            ["algorithm.state_refresh", "recomputed"],
+        ),
+        ({**ENV, "algorithm": {"epochs": 1, "recompute_advantages": "per_epoch"}}, ["recompute_advantages", "epochs"]),
+        ({**ENV, "algorithm": {"minibatch_size": 2}, "learners": {"workers": 3}}, ["learners.workers: 3", "of 2"]),
         ({**ENV, "checkpoint": {"interval": "7 days"}}, ["checkpoint.interval", "60s"]),
         ({**ENV, "checkpoint": {"interval": 0}}, ["checkpoint.interval", "null"]),
         ({**ENV, "device": "cuda"}, ["device", "algorithm.gpus"]),
@@ -220,6 +246,11 @@ def test_derived_settings_with_an_lstm() -> None:
     config = RunConfig(env="CartPole-v1", model=ModelConfig(use_lstm=True)).resolved()
     assert (config.model.vf_share_layers, config.model.lstm_use_prev_action) == (True, True)
     assert config.algorithm.normalize_values is True
+    gru = RunConfig(env="CartPole-v1", model=ModelConfig(rnn="gru")).resolved()
+    assert (gru.model.vf_share_layers, gru.model.lstm_use_prev_action) == (True, True)
+    assert gru.sources["model.lstm_use_prev_action"] == "derived: a GRU"
+    scaled = RunConfig(env="CartPole-v1", model=ModelConfig(rnn="gru"), algorithm=AlgorithmConfig(reward_scaling=True))
+    assert scaled.resolved().algorithm.normalize_values is False
 
 
 def test_derived_settings_for_images(capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +261,7 @@ def test_derived_settings_for_images(capsys: pytest.CaptureFixture[str]) -> None
     assert algorithm.normalize_values is True
     assert config.model.vf_share_layers is True
     assert config.model.fcnet_hiddens is None
-    row = 64 * 64 + 8 + 3 * 4 + 17
+    row = 64 * 64 + 8 + 3 * (4 + 1) + 17
     assert config.row_bytes() == row
     assert config.rollouts.queue_bytes == max(64 * 2**20, (2 * 4096 + 128) * row)
     assert capsys.readouterr().out == ""  # what the environment prints does not reach stdout
@@ -244,6 +275,15 @@ def test_derived_settings_for_external_clients() -> None:
     assert config.external is not None and config.external.max_episode_steps == 100_000
     assert RunConfig.from_dict({**external(), "algorithm": {"lag_factor": 0}}).resolved().algorithm.max_lag == 1
     assert RunConfig.from_dict(external(during_learning="hold")).resolved().algorithm.max_lag == 0
+    decoupled = {"algorithm": {"loss": "decoupled"}}
+    for source, settings, lag in (
+        (external(), {"algorithm": {"loss": "plain"}}, 1),
+        (external(), decoupled, 4),
+        (ENV, decoupled, 4),
+        (external(during_learning="hold"), decoupled, 0),
+        (ENV, {"algorithm": {"loss": "lag_scaled"}}, 1),
+    ):
+        assert RunConfig.from_dict({**source, **settings}).resolved().algorithm.max_lag == lag
 
     vector = {"external": {"observation_space": VECTOR, "action_space": {"type": "Discrete", "n": 2}}}
     small = RunConfig.from_dict({**vector, "algorithm": {"train_batch_size": 64}, "rollouts": COMPLETE}).resolved()
@@ -258,7 +298,7 @@ COMPLETE = {"batch_mode": "complete_episodes"}
 def test_the_queue_holds_a_batch_and_the_longest_episode() -> None:
     founding = {**external(), "algorithm": {"train_batch_size": 12_000}, "rollouts": COMPLETE}
     config = RunConfig.from_dict(founding).resolved()
-    row = 240 * 320 + 9 * 8 + 18 * 4 + 17
+    row = 240 * 320 + 9 * 8 + 18 * (4 + 1) + 17
     assert config.rollouts.queue_bytes == (2 * 12_000 + 12_000) * row
 
     enough, short = 24_000 * row, 24_000 * row - 1
@@ -270,10 +310,14 @@ def test_the_queue_holds_a_batch_and_the_longest_episode() -> None:
 
 
 def test_what_only_the_spaces_show_to_be_wrong() -> None:
-    with pytest.raises(ConfigError, match=r"model\.conv_filters: does nothing"):
+    with pytest.raises(ConfigError, match=r"model\.conv_filters: would do nothing"):
         RunConfig(env="CartPole-v1", model=ModelConfig(conv_filters=[[16, [4, 4], 2]])).resolved()
-    with pytest.raises(ConfigError, match=r"model\.fcnet_hiddens: does nothing"):
+    with pytest.raises(ConfigError, match=r"model\.fcnet_hiddens: .* would do nothing"):
         RunConfig(env=ImageEnv, model=ModelConfig(fcnet_hiddens=[64])).resolved()
+    with pytest.raises(ConfigError, match=r"model\.encoder: would do nothing"):
+        RunConfig(env="CartPole-v1", model=ModelConfig(encoder="impala")).resolved()
+    with pytest.raises(ConfigError, match=r"model\.normalize_observations: would do nothing"):
+        RunConfig(env=ImageEnv, model=ModelConfig(normalize_observations=True)).resolved()
     with pytest.raises(ConfigError, match=r"external\.observation_space"):
         RunConfig.from_dict({"external": {**EXTERNAL, "observation_space": {"type": "Bix"}}}).resolved()
     with pytest.raises(ConfigError, match=r"minibatch_size: 2000 is more than algorithm\.train_batch_size"):

@@ -15,7 +15,7 @@ BELOW_ALGORITHMS = {"models", "ops", "data", "spaces", "errors"}
 BELOW_SERVER = {"models", "protocol", "ops", "data", "spaces", "errors"}
 BELOW_WORKERS = {"algorithms", "server"} | BELOW_ALGORITHMS | BELOW_SERVER
 BELOW_ALGORITHM = {"workers", "engine", "resources", "runs", "client", "config"} | BELOW_WORKERS
-TOP = {"algorithm", "schedules", "team", "tracking", "evaluation"}
+TOP = {"algorithm", "schedules", "team", "tracking", "evaluation", "persistence", "callbacks"}
 ALLOWED: dict[str, set[str]] = {
     "protocol": set(),
     "errors": set(),

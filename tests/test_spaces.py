@@ -394,10 +394,12 @@ def test_wrong_actions_are_refused() -> None:
 
 def test_action_spaces_that_are_not_supported() -> None:
     for space in (
-        S.Dict({"a": S.Discrete(2)}),
-        S.Tuple([S.Discrete(2)]),
         S.Text(3),
         S.Box(0, 9, (2,), np.uint8),
+        S.Dict({"a": S.Dict({"b": S.Text(3)})}),
+        S.Tuple([S.Box(0, 9, (2,), np.uint8)]),
+        S.Dict({}),
+        S.Tuple([S.Discrete(2**24 + 1)]),
     ):
         with pytest.raises(ConfigError, match="not supported"):
             ActionCodec(space)

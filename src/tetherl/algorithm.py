@@ -10,67 +10,64 @@ stops everything. Only this class knows all roles; how sampling and learning alt
 from __future__ import annotations
 
 import contextlib
-import math
+import difflib
 import os
 import time
-from dataclasses import dataclass, field
+from collections import deque
 from types import TracebackType
 from typing import Any
 
 import gymnasium
 import torch
 
-from tetherl import schedules
+from tetherl import persistence, schedules
 from tetherl.algorithms.ppo import PPOLearner
+from tetherl.callbacks import Callbacks, RunResult
 from tetherl.config import RunConfig
 from tetherl.data.fragment import Fragment, Sample
 from tetherl.data.queue import SampleQueue
-from tetherl.errors import ConfigError, PlanError, RunError, TetherlError
+from tetherl.errors import ActorDiedError, ConfigError, EngineError, PlanError, TetherlError
 from tetherl.models.policy import Policy
 from tetherl.resources.measure import ProcessMeter
 from tetherl.resources.plan import ResourcePlan
 from tetherl.runs.directory import RunDirectory
+from tetherl.server.listen import check_exposure, load_token
 from tetherl.spaces import space_from_spec
 from tetherl.team import Team
-from tetherl.tracking import Tracker
+from tetherl.tracking import Tracker, iteration_metrics, plain
 from tetherl.workers.envs import env_factory
 from tetherl.workers.evaluator import EvaluationResult
+from tetherl.workers.group import CALL_TIMEOUT_S
+from tetherl.workers.learner import LearnerGroup
 
+GOODBYE_TIMEOUT_S = 5.0
+"""A worker that hangs must not keep a run from ending."""
 
-class Callbacks:
-    """User code hooks in here: override what you need and pass an instance to Algorithm."""
-
-    def on_iteration(self, algorithm: Algorithm, metrics: dict[str, Any]) -> None:
-        """After each training iteration; what is added to `metrics` is logged with them."""
-
-    def on_episode_end(self, algorithm: Algorithm, episode_return: float, length: int) -> None:
-        """After each finished training episode."""
-
-    def on_wait(self, algorithm: Algorithm) -> None:
-        """About once a second while a batch fills; keep it short."""
-
-
-@dataclass
-class RunResult:
-    """How a run ended."""
-
-    reason: str
-    already_finished: bool = False
-    metrics: dict[str, Any] = field(default_factory=dict)
+EVALUATION_TIMEOUT_S = 300.0
+"""Longest wait for the last evaluation when a run ends."""
 
 
 class Algorithm:
     """One training run. Construction is cheap; `build` (or entering the context) starts processes."""
 
-    def __init__(self, config: RunConfig, callbacks: Callbacks | None = None) -> None:
+    def __init__(self, config: RunConfig, callbacks: Callbacks | None = None, *, weights_lag: int = 0) -> None:
+        """`weights_lag`: see `publish_weights`; for tests and benchmarks."""
         self.config = config.resolved()
+        if weights_lag > self._max_lag:
+            raise ConfigError(
+                f"weights_lag {weights_lag}: algorithm.max_lag is {self._max_lag}; nothing could be trained"
+            )
         self.callbacks = callbacks or Callbacks()
         self.iteration = 0
         self.version = 0
         self.phase = "collecting"
         self.metrics: dict[str, Any] = {}
-        self.resumed_from: str | None = None
+        self.last_evaluation: float | None = None
+        self.resumed: persistence.Resumed | None = None
+        self.past_seconds = 0.0  # of earlier starts of this run
+        self._saved_at, self._saved_iteration = time.monotonic(), -1
         self._stop_reason: str | None = None
+        self._published: deque[tuple[Any, int]] = deque(maxlen=weights_lag + 1)  # weights and their version
         self._learn_s: float | None = None  # how long the last learning took: what clients are told to expect
         self._timers: dict[str, float] = {}
         self._built = False
@@ -85,18 +82,16 @@ class Algorithm:
         if self._built:
             return self
         config = self.config
-        if config.learners.workers:
-            raise ConfigError(
-                f"learners.workers is {config.learners.workers}: this version learns in the algorithm process only; "
-                "set learners.workers to 0 and give the algorithm process the CPUs and GPUs (algorithm.cpus, "
-                "algorithm.gpus)"
-            )
         self.observation_space, self.action_space = self._spaces()
         self.plan, self.machine = ResourcePlan.for_this_machine(config)
         if self.plan.problems:
             raise PlanError("this plan does not fit the machine:\n" + "\n".join(self.plan.problems))
+        if config.external is not None:
+            external = config.external
+            check_exposure(external.address, load_token(external), external.allow_open)
         torch.set_num_threads(max(1, int(config.algorithm.cpus)))
         assert config.name is not None
+        persistence.check_resume(config)
         self.run_dir = RunDirectory.open(
             config.runs_dir,
             config.name,
@@ -107,9 +102,10 @@ class Algorithm:
         self._built = True
         try:
             self._build_learner()
-            self._resume()
-            self.run_dir.write_config(config.to_dict())
-            if self._stop_criterion() is None:
+            self.resumed = persistence.resume(self)
+            if self._stop_criterion() is None:  # a finished run is left as it is
+                self._tell_resume()
+                self.run_dir.write_config(config.to_dict())
                 self._start_processes()
         except BaseException:
             self.close()
@@ -128,9 +124,10 @@ class Algorithm:
 
     def _build_learner(self) -> None:
         config = self.config
-        device = "cuda" if config.device == "cuda" or (config.device == "auto" and config.algorithm.gpus) else "cpu"
+        on_gpu = config.device == "cuda" or (config.device == "auto" and config.algorithm.gpus)
+        device = "cuda" if on_gpu and not config.learners.workers else "cpu"
         self.policy = Policy(self.observation_space, self.action_space, config.model, seed=config.seed).to(device)
-        self.learner = PPOLearner(
+        self.learner: PPOLearner | LearnerGroup = PPOLearner(
             self.policy,
             config.algorithm,
             max_seq_len=config.model.max_seq_len,
@@ -139,11 +136,13 @@ class Algorithm:
         )
         assert config.rollouts.queue_bytes is not None and config.algorithm.max_lag is not None
         self.queue = SampleQueue(config.rollouts.queue_bytes)
-        self.tracker = Tracker(self.run_dir.events)
+        self.tracker = Tracker()
 
     def _start_processes(self) -> None:
         self.team = Team.start(self)
         self.rollouts = self.team.rollouts
+        if self.team.learners is not None:
+            self.learner = self.team.learners  # what was built or resumed here is where they have started from
         self.meter = ProcessMeter()
         self.meter.watch("algorithm", 0, os.getpid())
         for role, index, pid in self.team.pids():
@@ -158,14 +157,18 @@ class Algorithm:
 
     def close(self) -> None:
         """Tell the clients, stop all processes and release the run directory; close twice is fine."""
-        if hasattr(self, "team"):
-            if self.config.external is not None and self.phase != "stopped":
-                # Clients that hear it end well; without it they would wait for a server to come back.
-                with contextlib.suppress(TetherlError, TimeoutError):
-                    self.announce("stopped")
-            self.team.close()
-        if hasattr(self, "run_dir"):
-            self.run_dir.close()
+        with contextlib.ExitStack() as stack:  # runs from the last to the first, whatever goes wrong on the way
+            if hasattr(self, "run_dir"):
+                stack.callback(self.run_dir.close)
+            if hasattr(self, "team"):
+                stack.callback(self.team.close)
+                if self.config.external is not None and self.phase != "stopped":
+                    # Clients that hear it end well; without it they would wait for a server to come back.
+                    stack.callback(self._say_goodbye)
+
+    def _say_goodbye(self) -> None:
+        with contextlib.suppress(TetherlError):
+            self.announce("stopped", timeout=GOODBYE_TIMEOUT_S)
 
     def __enter__(self) -> Algorithm:
         return self.build()
@@ -181,33 +184,64 @@ class Algorithm:
         reason = self._stop_criterion()
         if reason is not None:
             return RunResult(reason, already_finished=True, metrics=self.metrics)
-        while (reason := self._stop_criterion()) is None:
-            try:
-                self.step()
-            except _Stop:
-                continue
-            if self._checkpoint_due():
-                self.save()
+        try:
+            while (reason := self._stop_reason or self._stop_criterion()) is None:
+                if self.step() is not None and self._checkpoint_due():
+                    self.save()
+        except EngineError as error:
+            self._end_by_failure(error)
+            raise
+        if self._stop_reason is None:
+            self._finish_evaluation()
         if self.config.checkpoint.at_end and self._saved_iteration != self.iteration:
             self.save()
         self.run_dir.events.append("run_ended", reason=reason, iteration=self.iteration)
         return RunResult(reason, metrics=self.metrics)
 
-    def step(self) -> dict[str, Any]:
-        """One training iteration; returns its metrics."""
+    def step(self) -> dict[str, Any] | None:
+        """One training iteration; returns its metrics, or None if the run is to stop before a batch was full."""
         self._timers = {"sample": 0.0, "learn": 0.0}
-        self._schedule(self)
+        try:
+            self._schedule(self)
+        except _Stop:
+            return None
         self.iteration += 1
         self.team.evaluation.after_iteration(self.iteration, self._weights, self.version)
-        self.metrics = self._collect_metrics()
+        self.metrics = iteration_metrics(self, self._batch_by_worker, self._learn_metrics, **self._timers)
+        self.last_evaluation = self.metrics.get("evaluation/episode_return_mean", self.last_evaluation)
         self.callbacks.on_iteration(self, self.metrics)
-        self.run_dir.metrics.append(self.metrics)
+        self.metrics = {key: plain(value) for key, value in self.metrics.items()}
+        self.run_dir.log(self.metrics)
         return self.metrics
+
+    def _end_by_failure(self, error: EngineError) -> None:
+        """A worker died or failed: what was learned until now is kept, and the run's events say what happened."""
+        reason = str(error).partition("\n")[0]
+        kind = "worker_died" if isinstance(error, ActorDiedError) else "worker_failed"
+        self.run_dir.events.append(kind, message=reason)
+        if self.config.checkpoint.at_end and self._saved_iteration != self.iteration:
+            with contextlib.suppress(TetherlError):  # a learner worker that is gone cannot give its state
+                self.save()
+        self.run_dir.events.append("run_ended", reason=reason, iteration=self.iteration)
+
+    def _finish_evaluation(self) -> None:
+        """An evaluation that was started is part of the last iteration's metrics."""
+        self.team.evaluation.finish(EVALUATION_TIMEOUT_S)
+        found = self.team.evaluation.metrics()
+        if found and self.metrics:
+            self.metrics.update(found)
+            self.run_dir.metrics.truncate_after(self.iteration - 1)
+            self.run_dir.log(self.metrics)
 
     @property
     def url(self) -> str | None:
         """Address of the front door; None without external clients or before the start."""
         return self.team.url if hasattr(self, "team") else None
+
+    @property
+    def running(self) -> bool:
+        """False before the start, and for a run that was finished already."""
+        return hasattr(self, "team")
 
     def request_stop(self, reason: str) -> None:
         """End the run at the next safe point; may be called from a signal handler or another thread."""
@@ -251,9 +285,19 @@ class Algorithm:
 
     def _batch_ready(self, timeout: float = 0.0) -> bool:
         ready = self.queue.wait(self._batch_size, version=self.version, max_lag=self._max_lag, timeout=timeout)
-        if ready < self._batch_size and self._stop_criterion() is not None:
+        if ready >= self._batch_size:
+            return True
+        if self._stop_reason is not None or self._stop_criterion() is not None:
             raise _Stop
-        return ready >= self._batch_size
+        if ready and self.queue.overflowed:
+            # The queue is full of steps that cannot be trained on: waiting would only lose more of them.
+            self.warn(
+                f"the sample queue is full ({self.queue.max_bytes} bytes) with {ready} steps to train on, a "
+                f"batch has {self._batch_size}: this batch is smaller. Raise rollouts.queue_bytes, or let the policy "
+                "choose more of the actions",
+            )
+            return True
+        return False
 
     def take_batch(self) -> list[Fragment]:
         """The oldest fragments that make up one batch."""
@@ -270,12 +314,11 @@ class Algorithm:
         result = self.learner.update(batch, version=self.version, steps_trained=self.queue.ledger.trained)
         self.queue.settle(result.trained, result.dropped, version=self.version, max_lag=self._max_lag)
         for message in result.warnings:
-            self.run_dir.events.append("warning", message=message)
+            self.warn(message)
         given = result.trained + sum(result.dropped.values())
         if result.trained < given / 2:
-            self.run_dir.events.append(
-                "warning",
-                message=f"only {result.trained} of {given} steps of this batch could be trained on ({result.dropped}); "
+            self.warn(
+                f"only {result.trained} of {given} steps of this batch could be trained on ({result.dropped}); "
                 "if they are stale, learning takes long compared with playing: fewer epochs, larger batches, or "
                 "during_learning: hold",
             )
@@ -284,69 +327,49 @@ class Algorithm:
         self._timers["learn"] += self._learn_s
 
     def publish_weights(self, first: bool = False) -> None:
-        """Hand the current weights to all rollout workers as a new policy version."""
+        """Hand the current weights to all rollout workers as a new policy version.
+
+        Testing hook: with `weights_lag` L they get the weights of L versions ago, under those weights' own number,
+        so that every step comes at least L versions late (`algorithm.max_lag` must allow it).
+        """
         self.version += 0 if first else 1
         self._weights = self.team.engine.put(self.policy.weights())
-        self.rollouts.broadcast("set_weights", self._weights, self.version)
+        self._published.append((self._weights, self.version))
+        self.rollouts.broadcast("set_weights", *self._published[0])
 
-    def announce(self, phase: str, cut: bool = False) -> None:
+    def announce(self, phase: str, cut: bool = False, timeout: float = CALL_TIMEOUT_S) -> None:
         """Tell all clients what the algorithm does now; with `cut`, open fragments end here."""
         self.phase = phase
-        self.rollouts.broadcast("set_phase", phase, self._learn_s if phase == "learning" else None, cut=cut)
+        expected = self._learn_s if phase == "learning" else None
+        self.rollouts.broadcast("set_phase", phase, expected, cut=cut, timeout=timeout)
 
     def accept(self, sample: Sample) -> None:
         """Called for each sample that arrives, from whatever thread received it."""
         for episode in sample.episodes:
             self.callbacks.on_episode_end(self, episode.episode_return, episode.length)
         self.tracker.add(sample)
+        for event in sample.events:
+            fields = {key: value for key, value in event.items() if key != "kind"}
+            if event["kind"] == "warning":
+                self.callbacks.on_warning(self, str(event["message"]))
+            self.run_dir.events.append(event["kind"], **fields)
 
     # ------------------------------------------------------------------ metrics, stopping
 
-    def _collect_metrics(self) -> dict[str, Any]:
-        books = self.queue.snapshot()
-        seconds = self._timers["sample"] + self._timers["learn"]
-        before = self._batch_by_worker
-        batch = {w: n - before.get(w, 0) for w, n in books["trained_by_worker"].items()}
-        size = max(1, sum(batch.values()))
-        metrics: dict[str, Any] = {
-            "iteration": self.iteration,
-            "env_steps": books["received"],
-            **self.tracker.metrics(),
-            "steps/received": books["received"],
-            "steps/trained": books["trained"],
-            **{f"steps/dropped/{reason}": n for reason, n in books["dropped"].items()},
-            "steps/pending": books["pending"],
-            "steps/received_while_learning": books["received_learning"],
-            "time/sample_s": self._timers["sample"],
-            "time/learn_s": self._timers["learn"],
-            "time/total_s": self._seconds(),
-            "env_steps_per_s": size / seconds if seconds > 0 else None,
-            "policy_version": self.version,
-            **self._learn_metrics,
-            **{f"batch/share/{w}": n / size for w, n in sorted(batch.items())},
-            "queue/bytes": self.queue.nbytes,
-            "queue/peak_bytes": self.queue.peak_bytes,
-            "queue/max_bytes": self.queue.max_bytes,
-            **self.team.evaluation.metrics(),
-            **self.meter.read(),
-        }
-        return metrics
-
-    def _seconds(self) -> float:
+    @property
+    def seconds(self) -> float:
         """Seconds of this run over all its resumes."""
-        return self._past_s + (time.monotonic() - self._started if hasattr(self, "_started") else 0.0)
+        return self.past_seconds + (time.monotonic() - self._started if hasattr(self, "_started") else 0.0)
 
     def _stop_criterion(self) -> str | None:
         stop = self.config.stop
-        if self._stop_reason is not None:
-            return self._stop_reason
         if stop.iterations is not None and self.iteration >= stop.iterations:
             return f"stop.iterations: {self.iteration} of {stop.iterations}"
-        received = self.queue.ledger.received
+        received = self.queue.received
         if stop.env_steps is not None and received >= stop.env_steps:
             return f"stop.env_steps: {received} of {stop.env_steps}"
-        if stop.time_s is not None and self._seconds() >= stop.time_s:
-            return f"stop.time_s: {self._seconds():.0f} of {stop.time_s:.0f} seconds"
+        if stop.time_s is not None and self.seconds >= stop.time_s:
+            return f"stop.time_s: {self.seconds:.0f} of {stop.time_s:.0f} seconds"
         mean = self.tracker.return_mean
         if stop.episode_return_mean is not None and self.tracker.full and mean >= stop.episode_return_mean:
             return f"stop.episode_return_mean: {mean:.1f} of {stop.episode_return_mean:.1f}"
@@ -363,62 +386,33 @@ class Algorithm:
 
     def save(self) -> str:
         """Write a checkpoint of this moment; returns its path."""
-        arrays, learner = self.learner.state()
-        state = {
-            "iteration": self.iteration,
-            "version": self.version,
-            "seconds": self._seconds(),
-            "learner": learner,
-            "books": self.queue.snapshot()["state"],
-            "tracker": self.tracker.state(),
-            "metrics": {key: _finite(value) for key, value in self.metrics.items()},
-            "config": self.config.to_dict(),
-        }
+        arrays, state = persistence.state_of(self)
         score = self.metrics.get(self.config.checkpoint.score)
+        if score is None and self.config.checkpoint.score not in self.metrics and self.metrics:
+            near = difflib.get_close_matches(self.config.checkpoint.score, self.metrics, n=3)
+            self.warn(
+                f"checkpoint.score is {self.config.checkpoint.score!r}: the last iteration has no such metric, so this "
+                f"checkpoint is never the best one. Near: {', '.join(near) or 'none'}"
+            )
         path = self.run_dir.checkpoints.save(self.iteration, arrays, state, score=score)
         self._saved_at, self._saved_iteration = time.monotonic(), self.iteration
         self.run_dir.events.append("checkpoint", iteration=self.iteration, path=str(path))
         return str(path)
 
-    def _resume(self) -> None:
-        self._past_s, self._saved_at, self._saved_iteration = 0.0, time.monotonic(), -1
-        resume, run_dir = self.config.resume, self.run_dir
-        if resume == "never" and run_dir.existed:
-            raise RunError(
-                f"run {self.config.name!r} exists already in {run_dir.path} and resume is 'never'; choose another "
-                "name, or resume=auto to go on with it"
+    def warn(self, message: str) -> None:
+        """Something that the user should know: into the run's events, and to the callbacks."""
+        self.run_dir.events.append("warning", message=message)
+        self.callbacks.on_warning(self, message)
+
+    def _tell_resume(self) -> None:
+        if self.resumed is not None:
+            self.run_dir.events.append(
+                "resumed",
+                path=str(self.resumed.path),
+                iteration=self.resumed.iteration,
+                iterations_lost=self.resumed.iterations_lost,
+                changed=list(self.resumed.changed),
             )
-        if run_dir.checkpoints.empty:
-            if resume == "must":
-                raise RunError(
-                    f"run {self.config.name!r} has no checkpoint to resume in {run_dir.path} and resume is 'must'; "
-                    "check name and runs_dir, or use resume=auto"
-                )
-            run_dir.metrics.truncate_after(0)
-            return
-        reached = max((line.get("iteration", 0) for line in run_dir.metrics.read()), default=0)
-        checkpoint = run_dir.checkpoints.load("latest")
-        state = checkpoint.state
-        self.learner.load_state(checkpoint.arrays, state["learner"])
-        self.iteration, self.version = int(state["iteration"]), int(state["version"])
-        self._past_s = float(state["seconds"])
-        self.queue.ledger.restore(state["books"])
-        self.tracker.restore(state["tracker"])
-        self.metrics = dict(state["metrics"])
-        run_dir.metrics.truncate_after(self.iteration)
-        run_dir.checkpoints.truncate_after(self.iteration)
-        self.resumed_from = str(checkpoint.path)
-        run_dir.events.append(
-            "resumed",
-            path=self.resumed_from,
-            iteration=self.iteration,
-            iterations_lost=max(0, reached - self.iteration),
-        )
-
-
-def _finite(value: Any) -> Any:
-    """A number that JSON cannot hold becomes None."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _Stop(Exception):

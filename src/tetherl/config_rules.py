@@ -52,11 +52,11 @@ class Spaces:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row of a fragment: observation, action, distribution inputs, and four numbers."""
+        """Bytes of one row of a fragment: observation, action, distribution inputs, mask, and four numbers."""
         action = self.action
-        choices = 2 * action.width if action.kind == "box" else sum(action.nvec or [action.width])
-        item = 4 if action.kind == "box" else 8
-        return self.observation.nbytes + item * action.width + 4 * choices + 17
+        item = 8 if action.mask_width else 4  # int64 ids and bits, or float32
+        choices = 4 * action.inputs_size + action.mask_width
+        return self.observation.nbytes + item * action.width + choices + 17
 
 
 def spaces_of(config: RunConfig) -> Spaces:
@@ -85,7 +85,8 @@ def spaces_of(config: RunConfig) -> Spaces:
                 f"{type(error).__name__}: {error}"
             ) from error
     try:
-        return Spaces(ObservationCodec(observation), ActionCodec(action), horizon)
+        squash = config.model.action_distribution == "tanh"
+        return Spaces(ObservationCodec(observation), ActionCodec(action, squash), horizon)
     except SpaceError as error:
         raise ConfigError(str(error)) from error
 
@@ -138,21 +139,30 @@ def derive(config: RunConfig, spaces: Spaces) -> dict[str, tuple[Any, str]]:
 
     if spaces.has_vectors:
         fill("model.fcnet_hiddens", [64, 64], "vector observations")
-    core = "an LSTM" if model.use_lstm else "images" if spaces.has_images else "neither images nor an LSTM"
-    shared = fill("model.vf_share_layers", model.use_lstm or spaces.has_images, core)
-    fill("model.lstm_use_prev_action", model.use_lstm, "an LSTM" if model.use_lstm else "no LSTM")
+    recurrent = model.core is not None
+    core = {"lstm": "an LSTM", "gru": "a GRU", None: "no recurrent core"}[model.core]
+    why = core if recurrent else "images" if spaces.has_images else "neither images nor a recurrent core"
+    shared = fill("model.vf_share_layers", recurrent or spaces.has_images, why)
+    fill("model.lstm_use_prev_action", recurrent, core)
     normalize = external is not None or shared
     why = "external" if external is not None else "shared value function" if shared else "separate value function"
+    if algorithm.reward_scaling:
+        normalize, why = False, "algorithm.reward_scaling gives values their scale"
     fill("algorithm.normalize_values", normalize, why)
 
-    if external is None:
-        fill("algorithm.max_lag", 1, "environments that tetherl steps")
-    elif external.during_learning == "hold":
+    decoupled = algorithm.loss == "decoupled"
+    if external is not None and external.during_learning == "hold":
         fill("algorithm.max_lag", 0, "external.during_learning is hold")
-    elif algorithm.lag_factor > 0:
+    elif decoupled:
+        fill("algorithm.max_lag", 4, "the decoupled loss")
+    elif external is None:
+        fill("algorithm.max_lag", 1, "environments that tetherl steps")
+    elif algorithm.loss == "lag_scaled" and algorithm.lag_factor > 0:
         fill("algorithm.max_lag", 8, "external with the lag-scaled loss")
-    else:
+    elif algorithm.loss == "lag_scaled":
         fill("algorithm.max_lag", 1, "external, algorithm.lag_factor is 0")
+    else:
+        fill("algorithm.max_lag", 1, "external with the plain loss")
 
     if external is not None:
         complete = rollouts.batch_mode == "complete_episodes"
@@ -221,6 +231,25 @@ def _source_problems(config: RunConfig) -> list[str]:
             f"evaluation.interval: {evaluation.interval} with external needs an environment that evaluation "
             "can step itself: set evaluation.env, or leave evaluation.interval out"
         )
+    last = external.worker_port + max(1, 1 if config.rollouts.workers is None else config.rollouts.workers) - 1
+    if external.worker_port and external.worker_port <= external.port <= last:
+        found.append(
+            f"external.port: {external.port} is also the port of a rollout worker (external.worker_port "
+            f"{external.worker_port} to {last}); choose another, or 0 for any free port"
+        )
+    if last > 65535:
+        found.append(f"external.worker_port: {external.worker_port}; the last worker would need port {last}")
+    if config.algorithm.reward_scaling:
+        found.append(
+            "algorithm.reward_scaling: with external the steps of an episode may come late or not at all, and running "
+            "returns need them in order; use algorithm.normalize_values, which is on by default there and does the "
+            "same for the value function"
+        )
+    if config.rollouts.vectorization != "auto":
+        found.append(
+            f"rollouts.vectorization: {config.rollouts.vectorization} does nothing with external: the clients step "
+            "their environments; leave it out"
+        )
     if config.rollouts.envs_per_worker not in (None, 1):
         found.append(
             f"rollouts.envs_per_worker: {config.rollouts.envs_per_worker} does nothing with external: the "
@@ -244,10 +273,10 @@ def _training_problems(config: RunConfig) -> list[str]:
             f"algorithm.minibatch_size: {minibatch} is more than algorithm.train_batch_size, which is "
             f"{batch}; lower the one or raise the other"
         )
-    if not model.use_lstm and model.lstm_cell_size != 128:
+    if model.core is None and model.lstm_cell_size != 128:
         found.append(
-            f"model.lstm_cell_size: {model.lstm_cell_size} does nothing without an LSTM; set model.use_lstm "
-            "to true, or leave it out"
+            f"model.lstm_cell_size: {model.lstm_cell_size} does nothing without a recurrent core; set "
+            "model.rnn to lstm or gru, or leave it out"
         )
     for name, value in (
         ("lr", algorithm.lr),
@@ -260,14 +289,56 @@ def _training_problems(config: RunConfig) -> list[str]:
             found.append(f"algorithm.{name}: {value}; a schedule needs points at ascending env steps")
         elif min(v for _, v in points) < 0:
             found.append(f"algorithm.{name}: {value}; expected no value below 0")
+    found += _idle_loss_settings(config)
     clip = algorithm.clip_param
-    if isinstance(clip, float) and clip > algorithm.clip_max:
+    if algorithm.loss == "lag_scaled" and isinstance(clip, float) and clip > algorithm.clip_max:
         found.append(f"algorithm.clip_max: {algorithm.clip_max:g} is less than algorithm.clip_param, {clip:g}")
+    return found
+
+
+def _idle_loss_settings(config: RunConfig) -> list[str]:
+    """Settings of the learner that would do nothing."""
+    found = []
+    algorithm, model = config.algorithm, config.model
+    default = type(algorithm)()
+
+    def idle(name: str, unless: str) -> None:
+        value = getattr(algorithm, name)
+        if value != getattr(default, name):
+            found.append(f"algorithm.{name}: {value} does nothing {unless}, or leave it out")
+
+    if algorithm.reward_scaling:
+        for name in ("reward_scale", "reward_clip"):
+            idle(name, "with algorithm.reward_scaling, which finds the scale and clips to ±10; set that to false")
+    if algorithm.loss != "lag_scaled":
+        for name in ("lag_factor", "clip_max"):
+            idle(name, f"with algorithm.loss {algorithm.loss}; set loss to lag_scaled")
+    if algorithm.loss != "decoupled":
+        idle("weight_cap", f"with algorithm.loss {algorithm.loss}; set loss to decoupled")
+    if algorithm.vf_clip == "none":
+        idle("vf_clip_param", "with algorithm.vf_clip none; set vf_clip to clamped_error or clipped_value")
+    if algorithm.use_kl_loss is False:
+        idle("kl_measure", "with algorithm.use_kl_loss false; set it to true")
+    if model.core is None:
+        for name in ("burn_in", "state_source", "state_refresh"):
+            idle(name, "without a recurrent core; set model.use_lstm to true")
+    if algorithm.state_source == "stored":
+        idle("state_refresh", "with algorithm.state_source stored; set it to recomputed")
+    if algorithm.epochs == 1:
+        for name in ("recompute_advantages", "state_refresh"):
+            idle(name, "with algorithm.epochs 1, which has no second epoch; set epochs to 2 or more")
+    if algorithm.minibatch_size is not None and config.learners.workers > algorithm.minibatch_size:
+        found.append(
+            f"learners.workers: {config.learners.workers} share minibatches of {algorithm.minibatch_size} steps "
+            "(algorithm.minibatch_size), so some would never have anything to do; lower the one or raise the other"
+        )
     return found
 
 
 def space_problems(config: RunConfig, spaces: Spaces) -> list[str]:
     """What is wrong with a resolved configuration once the spaces are known."""
+    from tetherl.models.defaults import resolve_model  # needs gymnasium, which planning without an environment does not
+
     found = []
     queue, batch = config.rollouts.queue_bytes, config.algorithm.train_batch_size
     longest, row = longest_fragment(config, spaces.horizon), spaces.row_bytes
@@ -281,11 +352,8 @@ def space_problems(config: RunConfig, spaces: Spaces) -> list[str]:
             f"{what} ({longest} steps) of {row} bytes a step: {need} bytes. Raise it to {need} or more, or "
             f"lower {lower}algorithm.train_batch_size"
         )
-    if config.model.conv_filters is not None and not spaces.has_images:
-        found.append("model.conv_filters: does nothing, because no observation is an image; leave it out")
-    if config.model.fcnet_hiddens is not None and not spaces.has_vectors:
-        found.append(
-            "model.fcnet_hiddens: does nothing, because all observations are images; use "
-            "model.post_fcnet_hiddens for dense layers after the convolutions"
-        )
+    try:
+        resolve_model(config.model, spaces.observation.leaves)
+    except ConfigError as error:
+        found.append(str(error))
     return found

@@ -1,19 +1,26 @@
-"""Starts and stops the processes of a run: rollout workers, evaluation workers, front door."""
+"""Starts and stops the processes of a run: learner, rollout and evaluation workers, front door."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import sys
+import tempfile
 from typing import TYPE_CHECKING, Any
 
+from tetherl.algorithms.parallel import ProcessRendezvous, Rendezvous, ThreadRendezvous
 from tetherl.config import RunConfig
 from tetherl.engine.inline import InlineEngine
 from tetherl.engine.local import LocalEngine
+from tetherl.errors import ConfigError
 from tetherl.evaluation import Evaluation
 from tetherl.resources.plan import serving_bytes
 from tetherl.server.front_door import FrontDoor
 from tetherl.server.listen import load_token
 from tetherl.workers.evaluator import Evaluator
 from tetherl.workers.group import RolloutGroup
+from tetherl.workers.learner import LearnerGroup, LearnerWorker
 from tetherl.workers.rollout import RolloutWorker
 from tetherl.workers.serving import ServingWorker
 from tetherl.workers.spec import WorkerSpec
@@ -24,15 +31,19 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 300.0
 """Longest wait for a worker's constructor: importing torch on a busy machine can take a minute."""
 
+_LOOPBACK = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo0" if sys.platform == "darwin" else "lo")
+"""Learner workers of one machine talk over its loopback interface only."""
+
 SERVING_THREADS = 6
 """Calls that a serving worker answers at once: an open `sample`, and weights and phases beside it."""
 
 
 class Team:
-    """All processes but the algorithm's own. Stop order: front door, rollout workers, evaluation workers."""
+    """All processes but the algorithm's own. Stop order: the front door, then all workers."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, start: int = 0) -> None:
         self.config = config
+        self._start = start  # env steps taken before
         # With no workers at all everything runs here; the engine's name then makes no difference.
         self.engine: Any = InlineEngine() if config.engine == "inline" else LocalEngine()
         self._here = InlineEngine()
@@ -40,18 +51,23 @@ class Team:
         self.worker_urls: list[str] = []
         self._door: FrontDoor | None = None
         self._actors: list[tuple[str, int, Any]] = []
+        self._meeting_place: str | None = None
+        self.learners: LearnerGroup | None = None  # None: the algorithm process learns
         self.rollouts: RolloutGroup
         self.evaluation: Evaluation
 
     @classmethod
     def start(cls, algorithm: Algorithm) -> Team:
         """Start everything and wait until it is ready; on failure nothing is left behind."""
-        team = cls(algorithm.config)
+        team = cls(algorithm.config, algorithm.queue.received)
         try:
+            team._start_learners(algorithm)
             team._start_rollouts(algorithm)
             team._start_evaluation()
             for _, _, actor in team._actors:
                 actor.ready.result(START_TIMEOUT_S)
+            if team.learners is not None:
+                team.learners.start(algorithm.learner.state())
             if team.config.external is not None:
                 team._open_door(algorithm)
         except BaseException:
@@ -65,22 +81,62 @@ class Team:
         return [(role, index, a.pid) for role, index, a in self._actors if a.pid and a.pid != own]
 
     def close(self) -> None:
-        """Stop everything; twice is fine."""
-        if self._door is not None:
-            self._door.stop()
-            self._door = None
-        self.engine.close()
-        self._here.close()
+        """Stop everything, also when something goes wrong on the way; twice is fine."""
+        with contextlib.ExitStack() as stack:  # runs from the last to the first
+            if self._meeting_place is not None:
+                stack.callback(shutil.rmtree, self._meeting_place, ignore_errors=True)
+            stack.callback(self._here.close)
+            stack.callback(self.engine.close)
+            if self._door is not None:
+                stack.callback(self._door.stop)
 
     def _spec(self, index: int, **more: Any) -> WorkerSpec:
         rollouts = self.config.rollouts
         return WorkerSpec(
             index=index,
             seed=self.config.seed,
+            start=self._start,
             model=self.config.model,
             batch_mode=rollouts.batch_mode,
             fragment_length=rollouts.fragment_length,
+            gamma=self.config.algorithm.gamma,
+            state_every=self.config.model.max_seq_len if self.config.algorithm.state_source == "stored" else 0,
             **more,
+        )
+
+    def _start_learners(self, algorithm: Algorithm) -> None:
+        learners = self.config.learners
+        if not learners.workers:
+            return
+        threads = max(1, int(learners.cpus_per_worker))
+        device = self._device(learners.gpus_per_worker)
+        rendezvous = self._rendezvous(learners.workers, device)
+        actors: list[Any] = []
+        for index in range(1, learners.workers + 1):
+            actor = self.engine.start(
+                LearnerWorker,
+                self._spec(index, threads=threads, device=device),
+                self.config.algorithm,
+                algorithm.observation_space,
+                algorithm.action_space,
+                rendezvous,
+                name=f"learner worker {index}",
+                # In one process they must run at the same time, each in a thread: they wait for each other.
+                max_concurrency=2 if isinstance(rendezvous, ThreadRendezvous) else 1,
+                env={**_threads(threads), **_LOOPBACK},
+            )
+            actors.append(actor)
+            self._actors.append(("learner", index, actor))
+        self.learners = LearnerGroup(actors, self.engine.put, algorithm.policy)
+
+    def _rendezvous(self, size: int, device: str) -> Rendezvous | None:
+        if size == 1:
+            return None
+        if self.config.engine == "inline":
+            return ThreadRendezvous(size)
+        self._meeting_place = tempfile.mkdtemp(prefix="tetherl-learners-")
+        return ProcessRendezvous(
+            os.path.join(self._meeting_place, "meeting"), size, "gloo" if device == "cpu" else "nccl"
         )
 
     def _start_rollouts(self, algorithm: Algorithm) -> None:
@@ -118,6 +174,8 @@ class Team:
                     env=config.env,
                     env_config=config.env_config,
                     envs=rollouts.envs_per_worker or 1,
+                    vectorization=rollouts.vectorization,
+                    max_episode_steps=self._episode_limit(),
                     threads=threads,
                     device=device,
                 )
@@ -128,31 +186,55 @@ class Team:
             self._actors.append(("rollout", index, actor))
         self.rollouts = RolloutGroup(workers, algorithm.queue, algorithm.accept)
 
+    def _episode_limit(self) -> int:
+        """Steps after which an episode is cut when whole episodes are collected; 0: fragments are cut anyway."""
+        if self.config.rollouts.batch_mode != "complete_episodes":
+            return 0
+        return self.config.spaces().horizon or max(self.config.algorithm.train_batch_size or 0, 1000)
+
     def _start_evaluation(self) -> None:
         evaluation = self.config.evaluation
-        env = evaluation.env if evaluation.env is not None else self.config.env
         evaluators: list[Any] = []
-        if evaluation.interval is not None or evaluation.workers:
-            engine = self.engine if evaluation.workers else self._here
-            threads = max(1, int(evaluation.cpus_per_worker if evaluation.workers else self.config.algorithm.cpus))
-            for index in range(1, max(1, evaluation.workers) + 1):
-                spec = self._spec(
-                    index,
-                    env=env,
-                    env_config=evaluation.env_config if evaluation.env is not None else self.config.env_config,
-                    envs=min(8, -(-evaluation.episodes // max(1, evaluation.workers))),
-                    threads=threads,
-                    device=self._device(evaluation.gpus_per_worker if evaluation.workers else 0),
-                )
-                actor = engine.start(Evaluator, spec, name=f"evaluation worker {index}", env=_threads(threads))
+        if evaluation.workers:
+            threads = max(1, int(evaluation.cpus_per_worker))
+            for index in range(1, evaluation.workers + 1):
+                spec = self._evaluation_spec(index, threads, self._device(evaluation.gpus_per_worker))
+                actor = self.engine.start(Evaluator, spec, name=f"evaluation worker {index}", env=_threads(threads))
                 evaluators.append(actor)
                 self._actors.append(("evaluation", index, actor))
+        elif evaluation.interval is not None:
+            evaluators.append(self._evaluator_here())
         self.evaluation = Evaluation(
             evaluators,
             interval=evaluation.interval,
             episodes=evaluation.episodes,
             inline=not evaluation.workers or self.config.engine == "inline",
+            start_here=self._evaluator_here,
         )
+
+    def _evaluation_spec(self, index: int, threads: int, device: str) -> WorkerSpec:
+        evaluation = self.config.evaluation
+        own = evaluation.env is not None
+        env = evaluation.env if own else self.config.env
+        if env is None:
+            raise ConfigError(
+                "this run names no environment that tetherl could evaluate in: set evaluation.env to a Gymnasium id"
+            )
+        return self._spec(
+            index,
+            env=env,
+            env_config=evaluation.env_config if own else self.config.env_config,
+            envs=min(8, -(-evaluation.episodes // max(1, evaluation.workers))),
+            threads=threads,
+            device=device,
+        )
+
+    def _evaluator_here(self) -> Any:
+        threads = max(1, int(self.config.algorithm.cpus))
+        spec = self._evaluation_spec(1, threads, "cpu")
+        actor = self._here.start(Evaluator, spec, name="evaluation in the algorithm process")
+        actor.ready.result()
+        return actor
 
     def _open_door(self, algorithm: Algorithm) -> None:
         external = self.config.external

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from tetherl.data.fragment import Sample
+import numpy as np
+
+from tetherl.data.fragment import DROP_REASONS, Sample
+
+if TYPE_CHECKING:
+    from tetherl.algorithm import Algorithm
 
 WINDOW = 100
 """Training curves are the mean of the last 100 completed episodes, never of "the episodes of this iteration"."""
 
 
-class Events(Protocol):
-    def append(self, kind: str, /, **fields: Any) -> Any: ...
-
-
 class Tracker:
     """Thread-safe: samples arrive in the engine's threads."""
 
-    def __init__(self, events: Events) -> None:
-        self._events = events
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._window: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self.episodes = 0
         self._info: dict[int, dict[str, float]] = {}
+        self._evaluated: list[float] = []  # returns of evaluating clients, not reported yet
         self.peak_clients: dict[int, int] = {}  # most clients at once, by worker
 
     def add(self, sample: Sample) -> None:
@@ -37,8 +39,20 @@ class Tracker:
                 self._info[sample.worker] = sample.info
                 clients = int(sample.info.get("clients", 0))
                 self.peak_clients[sample.worker] = max(clients, self.peak_clients.get(sample.worker, 0))
-        for event in sample.events:
-            self._events.append(event["kind"], **{key: value for key, value in event.items() if key != "kind"})
+            self._evaluated += [e["episode_return"] for e in sample.events if e["kind"] == "evaluation_episode"]
+
+    def evaluated(self) -> dict[str, Any]:
+        """What clients with purpose `evaluate` have played since the last call."""
+        with self._lock:
+            returns, self._evaluated = self._evaluated, []
+        if not returns:
+            return {}
+        return {
+            "evaluation/episode_return_mean": sum(returns) / len(returns),
+            "evaluation/episode_return_min": min(returns),
+            "evaluation/episode_return_max": max(returns),
+            "evaluation/episodes": len(returns),
+        }
 
     @property
     def full(self) -> bool:
@@ -74,3 +88,45 @@ class Tracker:
         with self._lock:
             self.episodes = int(state["episodes"])
             self._window.extend((float(r), int(n)) for r, n in state["window"])
+
+
+def iteration_metrics(
+    algorithm: Algorithm, trained_before: dict[int, int], learned: dict[str, float], *, sample: float, learn: float
+) -> dict[str, Any]:
+    """The metrics of the iteration that has just ended.
+
+    trained_before: steps trained by worker before it; learned: the learner's own metrics; sample, learn: seconds.
+    """
+    books, queue = algorithm.queue.snapshot(), algorithm.queue
+    batch = {w: n - trained_before.get(w, 0) for w, n in books["trained_by_worker"].items()}
+    size = max(1, sum(batch.values()))
+    return {
+        "iteration": algorithm.iteration,
+        "env_steps": books["received"],
+        **algorithm.tracker.metrics(),
+        "steps/received": books["received"],
+        "steps/trained": books["trained"],
+        **{f"steps/dropped/{reason}": books["dropped"].get(reason, 0) for reason in DROP_REASONS},
+        "steps/pending": books["pending"],
+        "steps/received_while_learning": books["received_learning"],
+        "time/sample_s": sample,
+        "time/learn_s": learn,
+        "time/total_s": algorithm.seconds,
+        "env_steps_per_s": size / (sample + learn) if sample + learn > 0 else None,
+        "policy_version": algorithm.version,
+        **learned,
+        **{f"batch/share/{w}": n / size for w, n in sorted(batch.items())},
+        "queue/bytes": queue.nbytes,
+        "queue/peak_bytes": queue.peak_bytes,
+        "queue/max_bytes": queue.max_bytes,
+        **algorithm.tracker.evaluated(),
+        **algorithm.team.evaluation.metrics(),
+        **algorithm.meter.read(),
+    }
+
+
+def plain(value: Any) -> Any:
+    """NumPy numbers become Python's, so that metrics of users can be saved; what JSON cannot hold becomes None."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

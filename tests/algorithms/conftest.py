@@ -174,8 +174,8 @@ def make_policy(observations=None, actions=None, *, seed: int = 0, **model) -> P
     return Policy(observations or box(), actions or spaces.Discrete(3), ModelConfig(**model), seed=seed)
 
 
-def make_learner(policy: Policy, *, max_seq_len: int = 8, seed: int = 0, **changes) -> PPOLearner:
-    return PPOLearner(policy, make_config(**changes), max_seq_len=max_seq_len, seed=seed)
+def make_learner(policy: Policy, *, max_seq_len: int = 8, seed: int = 0, reduction=None, **changes) -> PPOLearner:
+    return PPOLearner(policy, make_config(**changes), max_seq_len=max_seq_len, seed=seed, reduction=reduction)
 
 
 def noise_fragments(policy: Policy, *, steps=256, envs=4, seed=0, version=0, fragment_length=128, length=20):

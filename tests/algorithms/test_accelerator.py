@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
 
 from tetherl.algorithms import preparation
+from tetherl.algorithms.parallel import ThreadRendezvous
 from tetherl.algorithms.ppo import PPOLearner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
@@ -27,3 +30,24 @@ def test_one_update_is_the_same_on_both_devices(kit, monkeypatch, model, device_
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-2, abs=1e-3)
     for name, array in weights[0].items():
         assert np.allclose(array, weights[1][name], atol=2e-3), name
+
+
+@pytest.mark.parametrize("model", [{}, LSTM])
+def test_two_learners_make_the_update_of_one_there_too(kit, model):
+    config = kit.config(use_kl_loss=True, normalize_values=True, entropy_coeff=0.01, epochs=1)
+    fragments = kit.fragments(kit.policy(**model))
+
+    def one(rank, reduction):
+        policy = kit.policy(seed=rank, **model)
+        learner = PPOLearner(policy, config, max_seq_len=8, seed=rank, device="cuda", reduction=reduction)
+        metrics = learner.update(fragments, version=0, steps_trained=0).metrics
+        return metrics, learner.policy.weights()
+
+    meeting = ThreadRendezvous(2)
+    with ThreadPoolExecutor(2) as pool:
+        (metrics, weights), (_, others) = pool.map(lambda rank: one(rank, meeting.join(rank)), range(2))
+    alone, own = one(0, None)
+    assert metrics == pytest.approx(alone, rel=1e-2, abs=1e-3)
+    for name, array in own.items():
+        assert np.allclose(array, weights[name], atol=2e-3), name
+        assert np.array_equal(weights[name], others[name]), name

@@ -67,6 +67,18 @@ def test_late_rows_and_foreign_rows_are_masked_and_counted_once():
     assert batch.valid.sum() + sum(dropped.values()) == 5
 
 
+def test_rows_after_another_versions_rows_are_not_fresh_where_a_state_connects_them():
+    fragments = [
+        fragment(1, 3),
+        fragment(2, 4, versions=np.array([4, 5, 5, 5])),
+        fragment(3, 3, versions=np.array([5, 4, 5])),
+        fragment(4, 1),
+    ]
+    batch, _, _ = assemble(fragments, version=5, max_lag=2)
+    assert batch.fresh(recurrent=False).astype(int).tolist() == [1, 1, 1, 0, 1, 1, 1, 1, 0, 1, 1]
+    assert batch.fresh(recurrent=True).astype(int).tolist() == [1, 1, 1, 0, 0, 0, 0, 1, 0, 0, 1]
+
+
 def test_fragments_without_a_valid_row_are_left_out_but_counted():
     late = fragment(1, 3, versions=np.full(3, 1))
     batch, kept, dropped = assemble([late, fragment(2, 2)], version=5, max_lag=2)
@@ -85,8 +97,9 @@ def test_a_fragment_that_cannot_be_trained_on_is_named():
         assemble([fragment(1, 0)], version=5, max_lag=0)
 
 
-def test_chunks_of_the_golden_case(kit):
-    case = kit.golden("seq_01_chunking")
+@pytest.mark.parametrize("name", ["seq_01_chunking"])
+def test_chunks_of_the_golden_case(kit, name):
+    case = kit.golden(name)
     lengths, size = np.array(case["inputs"]["episode_lengths"]), case["inputs"]["max_seq_len"]
     table = chunk_table(lengths, size)
     assert table[:, :3].tolist() == case["expected"]["chunks_episode_start_length"]
@@ -100,3 +113,13 @@ def test_chunks_of_the_golden_case(kit):
 
 def test_ranges_in_any_order():
     assert ranges(np.array([10, 0, 5]), np.array([2, 3, 1])).tolist() == [10, 11, 0, 1, 2, 5]
+
+
+def test_masks_stay_with_their_rows_and_all_is_allowed_without_one():
+    mask = np.array([[True, False], [False, True], [True, True]])
+    batch, _, _ = assemble([fragment(1, 3, mask=mask), fragment(2, 2)], version=5, max_lag=0)
+    assert batch.mask.dtype == bool and batch.mask.tolist() == [*mask.tolist(), [True, True], [True, True]]
+    plain, _, _ = assemble([fragment(1, 3)], version=5, max_lag=0)
+    assert plain.mask is None
+    with pytest.raises(TrainingError, match=r"mask has shape \(3, 3\), expected \(3, 2\)"):
+        assemble([fragment(1, 3, mask=np.ones((3, 3), bool))], version=5, max_lag=0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from tetherl.algorithms import ppo
+from tetherl.algorithms import ppo_update
 from tetherl.algorithms.minibatches import Minibatch
 from tetherl.algorithms.preparation import Inputs, PreparedBatch
 from tetherl.data.batch import SampleBatch
@@ -119,6 +119,7 @@ def test_the_whole_loss_and_its_gradient_match_the_golden_case(kit, monkeypatch)
         dist=flat["logits_old"],
         prox_logp=behaviour,
         prox_dist=flat["logits_old"],
+        mask=None,
         values=zeros,
         advantages=flat["advantages"],
         targets=flat["value_targets"],
@@ -138,19 +139,21 @@ def test_the_whole_loss_and_its_gradient_match_the_golden_case(kit, monkeypatch)
     learner.policy = Table(logits, flat["values_new"])
     losses = []
 
-    def optimize(loss, *, lr):
+    def backward(loss, numbers):
         losses.append(loss)
         loss.backward()
-        return torch.zeros(())
+        return numbers
 
-    monkeypatch.setattr(learner, "optimize", optimize)
-    update = ppo._Update(learner, prepared, valid, 0)
+    monkeypatch.setattr(learner, "backward", backward)
+    monkeypatch.setattr(learner, "step", lambda loss, *, lr: torch.zeros(()))
+    update = ppo_update.Update(learner, prepared, valid, 0)
     minibatch = Minibatch(rows=rows, picked=np.flatnonzero(valid), trained=rows[valid])
-    numbers, kl = update._step(minibatch, measure_kl=True)
+    update.means, update.norms, update.kls = ppo_update.Mean(), ppo_update.Mean(), ppo_update.Mean()
+    numbers = update._step(minibatch, measure_kl=True)
     assert losses[0].item() == pytest.approx(expected["loss"], rel=1e-5)
     names = ("policy_loss", "value_loss", "entropy")
-    assert numbers[:3].tolist() == pytest.approx([expected[k] for k in names], rel=1e-5)
-    assert kl.item() == pytest.approx(expected["kl_old_new"], rel=1e-4)
+    assert numbers[1:4].tolist() == pytest.approx([expected[k] for k in names], rel=1e-5)
+    assert numbers[5].item() == pytest.approx(expected["kl_old_new"], rel=1e-4)
     assert logits.grad.numpy() == pytest.approx(
         np.array(expected["grad_logits_new"]).reshape(4, 3)[order], rel=1e-4, abs=1e-7
     )
@@ -182,6 +185,18 @@ ALL_ON = {"use_kl_loss": True, "entropy_coeff": 0.01, "max_lag": 8}
         {"advantage_norm": "none"},
         {"normalize_values": True},
         {"adam_eps": 1e-3},
+        {"loss": "plain"},
+        {"loss": "decoupled"},
+        {"loss": "decoupled", "clip_param": 0.2},
+        {"vf_clip": "clamped_error", "vf_clip_param": 0.1},
+        {"vf_clip": "clipped_value", "vf_clip_param": 0.01},
+        {"target_kl": 1e-5},
+        {"recompute_advantages": "per_epoch"},
+        {"state_refresh": "per_epoch"},
+        {"burn_in": 3},
+        {"shuffle": False},
+        {"reward_scale": 2.0},
+        {"reward_clip": 0.5},
         {"max_seq_len": 5},
         {"seed": 1},
     ],
@@ -252,8 +267,8 @@ def test_every_row_is_trained_on_once_per_epoch(kit, monkeypatch):
     learner = kit.learner(policy, epochs=3)
     fragments = kit.fragments(policy)
     seen = []
-    step = ppo._Update._step
-    monkeypatch.setattr(ppo._Update, "_step", lambda self, m, **k: seen.append(m.trained) or step(self, m, **k))
+    step = ppo_update.Update._step
+    monkeypatch.setattr(ppo_update.Update, "_step", lambda self, m, **k: seen.append(m.trained) or step(self, m, **k))
     result = learner.update(fragments, version=0, steps_trained=0)
     assert result.trained == sum(map(len, fragments))
     assert np.bincount(np.concatenate(seen)).tolist() == [3] * result.trained

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tetherl.algorithms import preparation
-from tetherl.algorithms.preparation import first_non_finite, prepare
+from tetherl.algorithms.preparation import Recipe, first_non_finite, prepare
 from tetherl.data.batch import assemble
 from tetherl.data.fragment import Fragment
 from tetherl.models.policy import PolicyOutput
@@ -66,10 +66,10 @@ def fragment(obs, rewards, final_obs, *, terminated=False, t0=0, state_in=None, 
     return Fragment(**(values | changes))
 
 
-def prepared(fragments, policy=None, *, gamma=0.9, lam=0.8, max_seq_len=4):
+def prepared(fragments, policy=None, *, gamma=0.9, lam=0.8, max_seq_len=4, **more):
     policy = policy or ValueIsObservation()
     batch, _, _ = assemble(fragments, version=0, max_lag=0, state_size=policy.state_size)
-    return prepare(policy, batch, gamma=gamma, lam=lam, max_seq_len=max_seq_len, device=CPU)
+    return prepare(policy, batch, Recipe(gamma=gamma, lam=lam, max_seq_len=max_seq_len, device=CPU, **more))
 
 
 def fragments_of(case: dict) -> list[Fragment]:
@@ -207,9 +207,9 @@ def lstm(kit):
     return SimpleNamespace(policy=policy, fragments=kit.fragments(policy, fragment_length=45, length=100))
 
 
-def network_pass(policy, fragments, max_seq_len):
+def network_pass(policy, fragments, max_seq_len, **more):
     batch, _, _ = assemble(fragments, version=0, max_lag=0, state_size=policy.state_size)
-    return prepare(policy, batch, gamma=0.9, lam=0.8, max_seq_len=max_seq_len, device=CPU)
+    return prepare(policy, batch, Recipe(gamma=0.9, lam=0.8, max_seq_len=max_seq_len, device=CPU, **more))
 
 
 def test_chunks_of_a_real_network_give_what_whole_episodes_give(lstm):

@@ -268,3 +268,19 @@ def test_command_ends_cleanly(start_server, eventually, end):
     assert document["steps"] > 5
     assert document["ended"] == ("server stopped" if end == "stopped" else "asked to stop")
     assert "Traceback" not in err
+
+
+def test_the_masks_of_an_environment_are_sent(start_server):
+    class Masked(CountingEnv):
+        def _mask(self):
+            return {"action_mask": np.array([self.t % 2, 1], np.int8)}
+
+        def reset(self, seed=None):
+            return super().reset(seed)[0], self._mask()
+
+        def step(self, action):
+            return *super().step(action)[:4], self._mask()
+
+    server = start_server()
+    play(Masked, server.url, episodes=1)
+    assert [np.asarray(act.mask).tolist() for act in server.of_type(Act)] == [[0, 1], [1, 1], [0, 1]]

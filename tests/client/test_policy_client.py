@@ -177,7 +177,7 @@ def test_phase_is_pushed_without_a_call(start_server, eventually):
         server.push_phase("learning", 0, 12.5)
         eventually(lambda: seen == ["collecting", "learning"])
         assert client.phase == "learning"
-        assert client.resumes_in_s == 12.5
+        assert 0 < client.resumes_in_s <= 12.5, "it counts down"
         server.push_phase("collecting", 1)
         eventually(lambda: seen == ["collecting", "learning", "collecting"])
         assert (client.policy_version, client.resumes_in_s) == (1, None)
@@ -482,3 +482,35 @@ def test_importing_the_client_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_masks_travel_with_the_step_that_they_are_for(start_server):
+    server = start_server()
+    with PolicyClient(server.url) as client:
+        client.step(OBS, action_mask=[True, False])
+        client.step(OBS, 1.0)
+        client.step(OBS, 1.0, action_mask=np.array([0, 1], np.int8))
+        client.step(OBS, 1.0, terminated=True, action_mask=[False, False])  # nothing is asked for any more
+        episode = client.start_episode()
+        client.get_action(episode, OBS, action_mask=(1, 1))
+    masks = [None if act.mask is None else np.asarray(act.mask).tolist() for act in server.of_type(Act)]
+    assert masks == [[True, False], None, [0, 1], [1, 1]]
+
+
+def test_actions_of_parts_come_as_dicts_and_tuples(start_server):
+    server = start_server()
+    box = {"type": "Box", "low": -1, "high": 1, "shape": [2], "dtype": "float32"}
+    inner = {"type": "Tuple", "spaces": [{"type": "Discrete", "n": 3}, {"type": "MultiBinary", "n": 2}]}
+    server.action_space = {"type": "Dict", "spaces": {"aim": box, "more": inner}}
+    server.action = {"more": (2, np.array([0, 1], np.int8)), "aim": np.array([0.5, -1], np.float32)}
+    with PolicyClient(server.url) as client:
+        action = client.step(OBS)
+        assert list(action) == ["aim", "more"]
+        assert action["aim"].dtype == np.float32 and action["aim"].tolist() == [0.5, -1]
+        number, bits = action["more"]
+        assert type(number) is int and number == 2 and bits.dtype == np.int8
+        for broken in ({"aim": [0, 0]}, {"aim": [0, 0], "more": [1]}, 3):
+            server.action = broken
+            with pytest.raises(RequestError, match="cannot be read"):
+                client.step(OBS, 1.0)
+            server.action = {"more": (2, [0, 1]), "aim": [0, 0]}

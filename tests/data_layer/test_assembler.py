@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -202,3 +204,51 @@ def test_misuse_is_an_error():
     game.result()
     with pytest.raises(RuntimeError, match="without a decision"):
         game.result()
+
+
+def test_masks_go_with_their_rows():
+    books, fragments = StepCounts(), []
+    assembler = EpisodeAssembler(books, fragments.append, episode_id="e", worker=1, fragment_length=3)
+    masks = [None, np.array([True, False]), None, None, None, None]
+    for t, mask in enumerate(masks):
+        assembler.decided(Game.obs(t), np.array([0]), 0.0, np.zeros(2, np.float32), 0, mask=mask)
+        assembler.result(0.0, Game.obs(t + 1))
+    with_mask, without = fragments
+    assert with_mask.mask.dtype == bool and with_mask.mask.tolist() == [[True, True], [True, False], [True, True]]
+    assert without.mask is None and with_mask.nbytes == without.nbytes + 6
+
+
+def test_the_memory_count_is_what_open_rows_really_take():
+    """Recurrent states and bookkeeping count too: a bound in bytes must hold for small observations."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        assembler = EpisodeAssembler(
+            StepCounts(), lambda fragment: None, episode_id="e", worker=1, batch_mode="complete_episodes"
+        )
+        for t in range(3000):
+            obs = {"": np.full(4, t, np.float32)}
+            state = np.zeros(256, np.float32)
+            assembler.decided(obs, np.array([t % 2]), -0.5, np.zeros(2, np.float32), 0, state_in=state)
+            assembler.result(1.0, obs)
+        used = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert used < 1.5 * assembler.nbytes
+    assert assembler.nbytes < 4 * used, "and not far above: it decides what is cut"
+
+
+def test_the_memory_count_returns_to_zero():
+    for finish in ("end", "abort", "cut"):
+        game = Game(fragment_length=5)
+        for _ in range(7):
+            game.step()
+        game.decide()
+        if finish == "end":
+            game.end(terminated=True)
+        elif finish == "abort":
+            game.assembler.abort()
+        else:
+            game.result()
+            game.assembler.cut()
+        assert game.assembler.nbytes == 0, finish

@@ -105,7 +105,7 @@ def test_stale_and_foreign_rows_do_not_fill_a_batch():
     assert queue.wait(1, version=0, max_lag=2, timeout=0) == 20
     assert len(queue.take(10, version=5, max_lag=2)) == 2, "the stale fragment goes along and is accounted for"
     queue.settle(10, {"stale": 10}, version=5, max_lag=2)
-    assert queue.snapshot()["balanced"] and queue.snapshot()["pending"] == 10
+    assert queue.snapshot()["balanced"] and queue.snapshot()["dropped"] == {"not_policy": 10, "stale": 10}
 
 
 def test_fates_of_steps_that_arrived_while_learning():
@@ -141,3 +141,37 @@ def test_lost_worker_and_restart_are_reasons():
     after.ledger.restore(queue.snapshot()["state"])
     assert after.snapshot()["dropped"] == {"restart": 10, "worker_lost": 4}
     assert after.snapshot()["received"] == 14 and after.snapshot()["balanced"]
+
+
+def test_rows_that_are_not_the_policys_take_no_place():
+    queue = SampleQueue(3 * fragment(10).nbytes)
+    worker = Worker(queue)
+    worker.push(fragment(10))
+    for _ in range(20):
+        worker.push(fragment(10, by_policy=False))
+    assert queue.wait(10, version=0, max_lag=1, timeout=0) == 10
+    assert queue.snapshot()["dropped"] == {"not_policy": 200} and queue.snapshot()["balanced"]
+    assert not queue.overflowed
+
+
+def test_a_full_queue_says_that_waiting_brings_no_more():
+    queue = SampleQueue(3 * fragment(10).nbytes)
+    worker = Worker(queue)
+    for _ in range(3):
+        worker.push(fragment(10))
+    assert not queue.overflowed
+    worker.push(fragment(10))
+    assert queue.overflowed
+    queue.take(None, version=0, max_lag=1)
+    assert not queue.overflowed
+
+
+def test_quarantined_fragments_are_nobodys_share():
+    queue = SampleQueue(10**6)
+    bad = fragment(4, worker=2)
+    bad.rewards[1] = np.nan
+    worker = Worker(queue)
+    worker.push(fragment(6), bad)
+    queue.take(None, version=0, max_lag=1)
+    queue.settle(6, {"quarantined": 4}, version=0, max_lag=1)
+    assert queue.snapshot()["trained_by_worker"] == {1: 6}

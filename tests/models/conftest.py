@@ -31,6 +31,12 @@ ACTIONS: dict[str, spaces.Space] = {
     "nine keys": spaces.MultiDiscrete([2] * 9),
     "multibinary": spaces.MultiBinary(3),
     "box": spaces.Box(np.array([-1, 300], np.float32), np.array([np.inf, 500], np.float32)),
+    "parts": spaces.Dict(
+        {
+            "a": spaces.Box(-1, 1, (2,)),
+            "b": spaces.Tuple([spaces.Discrete(3), spaces.Box(0, 9, ()), spaces.MultiBinary(2)]),
+        }
+    ),
 }
 
 

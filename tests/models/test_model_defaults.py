@@ -28,6 +28,7 @@ def resolve(space: spaces.Space, **settings) -> ModelConfig:
 )
 def test_value_function_shares_with_images_or_lstm(space, lstm, shared):
     assert resolve(space, use_lstm=lstm).vf_share_layers is shared
+    assert resolve(space, rnn="gru" if lstm else None).vf_share_layers is shared
     assert resolve(space, use_lstm=lstm, vf_share_layers=not shared).vf_share_layers is not shared
 
 
@@ -51,6 +52,21 @@ def test_settings_that_would_do_nothing_are_refused():
         resolve(VECTOR, conv_filters=[[16, [3, 3], 1]])
     both = spaces.Dict({"camera": IMAGE, "speed": VECTOR})
     assert resolve(both, fcnet_hiddens=[32]).fcnet_hiddens == [32]
+
+    with pytest.raises(ConfigError, match=r"encoder: would do nothing.*\(4,\)"):
+        resolve(VECTOR, encoder="impala")
+    with pytest.raises(ConfigError, match=r"normalize_observations: would do nothing.*\(84, 84, 4\)"):
+        resolve(IMAGE, normalize_observations=True)
+    assert resolve(both, normalize_observations=True, encoder="impala").normalize_observations
+    with pytest.raises(ConfigError, match=r"custom_config: does nothing without model.custom"):
+        resolve(VECTOR, custom_config={"units": 3})
+
+
+def test_contradictions_are_refused():
+    with pytest.raises(ConfigError, match=r"use_lstm is true and rnn is gru"):
+        resolve(VECTOR, use_lstm=True, rnn="gru")
+    with pytest.raises(ConfigError, match=r"model.encoder, model.conv_filters: both"):
+        resolve(IMAGE, encoder="nature", conv_filters=[[16, [3, 3], 1]])
 
 
 def test_layers_without_units_are_refused():

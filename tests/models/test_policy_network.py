@@ -12,7 +12,7 @@ from tetherl.errors import CheckpointError, ConfigError
 from tetherl.models import Policy
 from tetherl.models.config import ModelConfig
 
-KINDS = ["discrete", "multidiscrete", "one part", "nine keys", "multibinary", "box"]
+KINDS = ["discrete", "multidiscrete", "one part", "nine keys", "multibinary", "box", "parts"]
 IMAGE_FILTERS = [[4, [3, 3], 2], [8, [3, 3], 2]]
 
 
@@ -118,21 +118,16 @@ def test_new_policy_is_nearly_uniform(kit):
 
 def test_initial_weights_are_orthogonal_with_their_gains(kit):
     net = kit.policy(use_lstm=True, fcnet_hiddens=[32], lstm_cell_size=16)
-    gains = {"encoder": 2**0.5, "lstm": 1.0, "policy_head": 0.01, "value_head": 1.0}
+    gains = {"encoder": 2**0.5, "rnn": 1.0, "policy_head": 0.01, "value_head": 1.0}
     for name, w in net.named_parameters():
         if w.dim() < 2:
             assert not w.any(), name
             continue
         gain = next(g for part, g in gains.items() if part in name)
-        rows, columns = w.shape
-        square = w @ w.T if rows <= columns else w.T @ w
-        torch.testing.assert_close(square, gain**2 * torch.eye(len(square)), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("space", [spaces.Dict({"a": spaces.Discrete(2)}), spaces.Tuple([spaces.Discrete(2)])])
-def test_nested_action_spaces_are_refused(kit, space):
-    with pytest.raises(ConfigError, match="not supported"):
-        kit.policy(actions=space)
+        for gate in w.split(16) if "rnn" in name else [w]:  # each gate of the core has a matrix of its own
+            rows, columns = gate.shape
+            square = gate @ gate.T if rows <= columns else gate.T @ gate
+            torch.testing.assert_close(square, gain**2 * torch.eye(len(square)), rtol=0, atol=1e-5)
 
 
 # ---- seeds

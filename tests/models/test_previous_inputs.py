@@ -79,3 +79,22 @@ def test_action_and_reward_together():
 def test_garbage_where_nothing_came_before_does_not_spread():
     out = encode(spaces.Discrete(2), [[-7]], [float("nan")], [False], reward=True)
     assert out.tolist() == [[0, 0, 0]]
+
+
+def test_parts_are_concatenated_with_one_bit_in_all():
+    keys = spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(2)])
+    space = spaces.Dict({"aim": spaces.Box(-2, 2, (1,)), "keys": keys})
+    out = encode(space, [[0.5, 2, 0, 1], [7.0, 0, 1, 1], [np.nan, 1, 1, 1]], has_prev=[True, True, False])
+    assert out.tolist() == [[0.5, 0, 0, 1, 0, 1, 1], [1, 1, 0, 0, 1, 1, 1], [0] * 7]
+    discrete = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
+    assert encode(discrete, [[1, 0], [0, 0]], has_prev=[True, False]).tolist() == [
+        [0, 1, 1, 0],
+        [0] * 4,
+    ]  # no bit needed
+
+
+def test_squashed_actions_enter_as_executed():
+    codec = ActionCodec(spaces.Box(300, 500, (2,)), squash=True)
+    rows = torch.tensor([[0.5, -20.0], [0.0, 1.0]])
+    out = PreviousInputs(codec, True, False)(rows, torch.zeros(2), torch.tensor([True, False]), torch.float32)
+    torch.testing.assert_close(out, torch.tensor([[float(np.tanh(0.5)), -1.0, 1.0], [0.0, 0.0, 0.0]]))

@@ -9,7 +9,7 @@ import torch
 from tetherl.models import Policy
 from tetherl.models.core import RecurrentCore, pack
 
-KINDS = ["discrete", "multidiscrete", "one part", "nine keys", "multibinary", "box"]
+KINDS = ["discrete", "multidiscrete", "one part", "nine keys", "multibinary", "box", "parts"]
 
 
 def run(net: Policy, rows, lengths, state=None):
@@ -17,12 +17,17 @@ def run(net: Policy, rows, lengths, state=None):
         return net(*rows.tensors(), lengths, state)
 
 
+@pytest.fixture(params=["lstm", "gru"])
+def rnn(request) -> str:
+    return request.param
+
+
 @pytest.fixture(params=[True, False], ids=["shared", "separate"])
-def net(kit, request) -> Policy:
+def net(kit, rnn, request) -> Policy:
     return kit.lively(
         kit.policy(
             actions=kit.ACTIONS["multidiscrete"],
-            use_lstm=True,
+            rnn=rnn,
             lstm_cell_size=16,
             lstm_use_prev_reward=True,
             vf_share_layers=request.param,
@@ -135,8 +140,8 @@ def test_order_of_chunks_leaves_the_summed_gradient(kit, net):
 
 @pytest.mark.parametrize("explore", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_action_spaces_act_and_train_with_a_core(kit, kind, explore):
-    net = kit.policy(actions=kit.ACTIONS[kind], use_lstm=True, lstm_cell_size=8)
+def test_all_action_spaces_act_and_train_with_a_core(kit, rnn, kind, explore):
+    net = kit.policy(actions=kit.ACTIONS[kind], rnn=rnn, lstm_cell_size=8)
     rows = kit.rows(net, 7)
     acted = net.act(*rows, None, explore=explore, generator=torch.Generator().manual_seed(0))
     out = net(*rows.tensors(), [3, 4], None)
@@ -145,15 +150,29 @@ def test_all_action_spaces_act_and_train_with_a_core(kit, kind, explore):
     assert torch.isfinite(torch.cat([p.grad.flatten() for p in net.parameters()])).all()
 
 
-def test_state_size_is_h_and_c_for_every_core(kit):
-    assert kit.policy(use_lstm=True, lstm_cell_size=8).state_size == 16
-    assert kit.policy(use_lstm=True, lstm_cell_size=8, vf_share_layers=False).state_size == 32
+@pytest.mark.parametrize(("model", "size"), [({"use_lstm": True}, 16), ({"rnn": "lstm"}, 16), ({"rnn": "gru"}, 8)])
+def test_state_size_is_h_and_c_or_h_alone_for_every_core(kit, model, size):
+    assert kit.policy(**model, lstm_cell_size=8).state_size == size
+    assert kit.policy(**model, lstm_cell_size=8, vf_share_layers=False).state_size == 2 * size
     assert kit.policy().state_size == 0
 
 
-def test_state_of_the_value_core_is_carried_by_the_actor(kit):
+def test_two_ways_to_ask_for_an_lstm_are_one_network(kit):
+    a, b = kit.policy(use_lstm=True).weights(), kit.policy(rnn="lstm").weights()
+    assert list(a) == list(b) and all(np.array_equal(a[k], b[k]) for k in a)
+
+
+def test_the_core_stays_trainable_in_evaluation_mode(kit, net):
+    """cuDNN computes gradients of a recurrent layer in training mode only; the policy is always in evaluation mode."""
+    net.train()
+    net.eval()
+    assert not net.training and not net.trunk.encoder.training
+    assert all(m.training for m in net.modules() if isinstance(m, torch.nn.RNNBase))
+
+
+def test_state_of_the_value_core_is_carried_by_the_actor(kit, rnn):
     """A separate value function has its own memory; the state an actor stores must serve it at learning."""
-    net = kit.lively(kit.policy(use_lstm=True, vf_share_layers=False))
+    net = kit.lively(kit.policy(rnn=rnn, vf_share_layers=False))
     rows = kit.rows(net, 6)
     state = None
     for t in range(5):
@@ -186,12 +205,39 @@ def test_packing_keeps_every_row_in_its_place():
     assert padded[:5, 1, 0].tolist() == [1000, 1001, 1002, 1003, 1004]
 
 
+def random_core(kind: str) -> RecurrentCore:
+    core = RecurrentCore(kind, 3, 4, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for i, parameter in enumerate(core.parameters()):
+            parameter.normal_(generator=torch.Generator().manual_seed(i))
+    return core
+
+
+def test_gru_against_the_equations_of_the_cell():
+    """Gates in torch's order (reset, update, new), written out; also on the way for single steps."""
+    core = random_core("gru")
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+    state = torch.randn(1, 4, generator=torch.Generator().manual_seed(2))
+    w_ih, w_hh, b_ih, b_hh = (p.detach() for p in core.parameters())
+    h = state[0]
+    outputs = []
+    for t in range(5):
+        (r_i, z_i, n_i), (r_h, z_h, n_h) = (w_ih @ x[t] + b_ih).split(4), (w_hh @ h + b_hh).split(4)
+        r, z = torch.sigmoid(r_i + r_h), torch.sigmoid(z_i + z_h)
+        h = (1 - z) * torch.tanh(n_i + r * n_h) + z * h
+        outputs.append(h)
+    with torch.no_grad():
+        out, new = core(x, [5], state)
+        one, after = core(x[:1], [1], state)
+    close(out, torch.stack(outputs))
+    close(new[0], h)
+    close(one, out[:1])
+    assert torch.equal(one, after)
+
+
 def test_core_against_the_equations_of_the_cell():
     """Gates in torch's order (input, forget, cell, output), written out; also on the way for single steps."""
-    core = RecurrentCore(3, 4, torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        for parameter in core.parameters():
-            parameter.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
+    core = random_core("lstm")
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
     state = torch.randn(1, 8, generator=torch.Generator().manual_seed(2))
     w_ih, w_hh, b_ih, b_hh = (p.detach() for p in core.parameters())

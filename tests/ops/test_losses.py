@@ -137,3 +137,24 @@ def test_shapes_that_would_broadcast_are_refused() -> None:
         with pytest.raises(ValueError, match="shapes must be equal"):
             call()
     assert losses.value_loss(column, column).shape == (4, 1)
+
+
+def test_what_value_clipping_does_to_the_gradient() -> None:
+    targets, old = torch.zeros(3), torch.tensor([1.0, 5.0, -1.0])
+    values = torch.tensor([1.05, 5.0, -0.5], requires_grad=True)
+    gradients = {}
+    for vf_clip in ("none", "clamped_error", "clipped_value"):
+        rows = losses.value_loss(values, targets, old, vf_clip=vf_clip, clip=0.1 if vf_clip == "clipped_value" else 10)
+        gradients[vf_clip] = torch.autograd.grad(rows.sum(), values)[0]
+    torch.testing.assert_close(gradients["none"], 2 * values.detach())
+    assert gradients["clamped_error"][1] == 0  # 25 > 10: a large error teaches nothing
+    torch.testing.assert_close(gradients["clamped_error"][[0, 2]], gradients["none"][[0, 2]])
+    # The last value has moved towards its target by more than 0.1 already: it is not pushed further.
+    assert gradients["clipped_value"][2] == 0 and gradients["clipped_value"][0] != 0
+    with pytest.raises(ValueError, match="old_values"):
+        losses.value_loss(values, targets, vf_clip="clipped_value")
+
+
+def test_the_target_centre_is_the_target_until_the_cap_acts() -> None:
+    target, behaviour = torch.tensor([-1.0, -1.0]), torch.tensor([-1.5, 2.0])
+    torch.testing.assert_close(losses.target_centre(target, behaviour, 2.0), torch.tensor([-1.0, 2.0 - math.log(2)]))

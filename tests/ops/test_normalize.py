@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tetherl.ops.normalize import RunningMoments, normalize_advantages
+from tetherl.ops.normalize import ReturnScaler, RunningMoments, normalize_advantages
 
 
 def data(n: int = 1000, shape: tuple[int, ...] = (3,)) -> torch.Tensor:
@@ -77,3 +77,44 @@ def test_without_spread_only_the_mean_is_subtracted() -> None:
     assert float(tiny.abs().max()) < 1e-6
     enough = normalize_advantages(torch.tensor([5.0, 5.0 + 1e-5], dtype=torch.float64))
     assert float(enough.abs().max()) > 0.9
+
+
+def test_return_scaling_follows_each_environment_on_its_own() -> None:
+    """Two environments side by side, in two calls and with padding, against plain loops over each."""
+    g = torch.Generator().manual_seed(1)
+    rewards = torch.randn(30, 2, generator=g)
+    done = torch.rand(30, 2, generator=g) < 0.2
+    scaler = ReturnScaler(0.9)
+    first = scaler.update(rewards[:11], done[:11])
+    carried = first[-1].masked_fill(done[10], 0.0)
+    pad = torch.full((3, 2), float("nan"))
+    mask = torch.arange(22).unsqueeze(1).expand(22, 2) < 19
+    second = scaler.update(torch.cat([rewards[11:], pad]), torch.cat([done[11:], pad > 0]), carried, mask)
+    rows = torch.cat([first, second[:19]])
+    assert scaler.moments.count == 60
+    for env in range(2):
+        total = 0.0
+        for t in range(30):
+            total = 0.9 * total + float(rewards[t, env])
+            assert float(rows[t, env]) == pytest.approx(total, rel=1e-9)
+            total = 0.0 if done[t, env] else total
+    deviation = np.sqrt(rows.numpy().var() + 1e-8)
+    np.testing.assert_allclose(scaler.scale(rewards).numpy(), rewards.numpy() / deviation, rtol=1e-6)
+    assert scaler.scale(torch.tensor([1e9, -1e9])).tolist() == [10.0, -10.0]
+
+
+def test_return_scaling_depends_on_the_order_and_on_the_ends() -> None:
+    rewards = torch.tensor([[1.0], [5.0], [0.0], [0.0]])
+    never, ends = torch.zeros(4, 1, dtype=torch.bool), torch.tensor([[False], [True], [False], [False]])
+
+    def deviation(rewards: torch.Tensor, done: torch.Tensor) -> float:
+        scaler = ReturnScaler(0.9)
+        scaler.update(rewards, done)
+        return float(scaler.moments.std)
+
+    assert deviation(rewards, never) != deviation(rewards.flip(0), never)
+    assert deviation(rewards, never) != deviation(rewards, ends)
+    with pytest.raises(ValueError, match=r"\[T, B\]"):
+        ReturnScaler(0.9).update(rewards[:, 0], never[:, 0])
+    with pytest.raises(ValueError, match=r"start \[B\], got .* and \[2\]"):
+        ReturnScaler(0.9).update(rewards, never, torch.zeros(2))

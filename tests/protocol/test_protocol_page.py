@@ -30,7 +30,7 @@ def test_examples_decode(example):
     else:
         message = decode_server(example)
         assert fields.keys() <= {"type", *message.__struct_fields__}  # a decoder of clients would let a slip pass
-    for part in ("observation", "action"):
+    for part in ("observation", "action", "mask"):
         if part in fields:
             decode_value(getattr(message, part))
 

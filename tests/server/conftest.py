@@ -42,7 +42,7 @@ class FakePolicy:
     def load_weights(self, weights):
         self.action = int(weights["a"])
 
-    def act(self, obs, prev_action, prev_reward, has_prev, state, *, explore, generator):
+    def act(self, obs, prev_action, prev_reward, has_prev, state, *, explore, generator, mask=None):
         self.entered.set()
         if self.gate is not None:
             assert self.gate.wait(DEADLINE)
@@ -58,6 +58,7 @@ class FakePolicy:
                 prev_reward=prev_reward.copy(),
                 has_prev=has_prev.copy(),
                 state=None if state is None else state.copy(),
+                mask=None if mask is None else mask.copy(),
             )
         )
         return SimpleNamespace(

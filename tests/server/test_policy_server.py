@@ -296,3 +296,24 @@ def test_case_080_an_image_of_zeros_and_ones_is_remarked(serve, join, fake_polic
     client.act(1, obs=([0, 1], [1, 0]))
     warnings = [e for e in server.take(0).events if e["kind"] == "warning"]
     assert len(warnings) == 1 and "multiplied by 255" in warnings[0]["message"]
+
+
+def test_a_waiting_take_can_be_released(serve, deadline):
+    """Under hold clients wait for what a take still holds: an idle worker must not make that long."""
+    server, _ = serve()
+    done = []
+    thread = threading.Thread(target=lambda: done.append(server.take(10 * deadline)))
+    thread.start()
+    while not done:
+        server.release()
+        thread.join(0.05)
+        assert thread.is_alive() or done
+    assert done[0].fragments == []
+
+
+def test_an_episode_without_a_step_is_no_episode(serve, join, deadline):
+    server, url = serve()
+    client = join(url)
+    client.start()
+    client.end(0, terminated=True)
+    assert server.take(0.2).episodes == []

@@ -95,4 +95,4 @@ def test_two_processes_cannot_train_one_run(tmp_path, kit, trainer):
     kit.wait_for("the first to start", (trainer.directory / "events.jsonl").exists)
     second = trainer("external.port=0", "external.worker_port=0")
     assert second.wait(kit.deadline_s) == 1
-    assert "run" in (tmp_path / "train1.log").read_text()
+    assert "in use by process" in (tmp_path / "train1.log").read_text()

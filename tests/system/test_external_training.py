@@ -61,6 +61,7 @@ def test_five_clients_play_on_while_learning_takes_ten_seconds(tmp_path, clients
     # What the clients sent and what the server counted: at most the last, unfinished step of each is missing.
     sent = sum(c["steps"] for c in played)
     assert sent - 5 <= books["received"] <= sent
+    assert all(c["longest_wait_s"] < 9.0 for c in played), "nobody waited for the learner"
     lags = [line.get("lag/max") for line in algorithm.run_dir.metrics.read()]
     assert lags[0] == 0 and lags[1] >= 1, "the second batch holds steps from before the update"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +13,14 @@ import torch
 from torch import Tensor
 
 from tetherl.algorithms.export import policy_weights
+from tetherl.algorithms.parallel import Reduction, check_agreement, checksum
 from tetherl.data.fragment import Fragment
 from tetherl.errors import CheckpointError, TrainingError
 from tetherl.models.policy import Policy
 
 MAX_CONSECUTIVE_SKIPS = 10
+VERIFY_WEIGHTS_EVERY = 100
+"""Updates between two comparisons of the weights of several learners."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -26,7 +30,8 @@ class LearnResult:
 
     metrics: flat numbers, for example {"learner/policy_loss": -0.012, "lag/max": 1.0}.
     dropped: rows that were given but not trained on, by reason ("stale", "not_policy", "quarantined").
-    warnings: plain sentences about rows or steps that were left out because a number was not finite.
+    warnings: plain sentences about rows that were left out because a number was not finite, and about experience
+    that has become too old or too different to learn well from (said once, and again after it was better).
     """
 
     metrics: dict[str, float]
@@ -36,9 +41,22 @@ class LearnResult:
 
 
 class Learner(ABC):
-    """Owns the policy's weights during learning: Adam, gradient clipping, shuffling, non-finite handling."""
+    """Owns the policy's weights during learning: Adam, gradient clipping, shuffling, non-finite handling.
 
-    def __init__(self, policy: Policy, *, adam_eps: float, grad_clip: float | None, seed: int, device: str) -> None:
+    With a `reduction` it is one of several learners that make one update together, each with its slice of every
+    minibatch. All get the same calls with the same arguments; `state` of any of them is that of all.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        adam_eps: float,
+        grad_clip: float | None,
+        seed: int,
+        device: str,
+        reduction: Reduction | None = None,
+    ) -> None:
         self.device = torch.device(device)
         self.policy = policy.to(self.device)
         self.policy.eval()
@@ -49,6 +67,8 @@ class Learner(ABC):
         self.generator = torch.Generator().manual_seed(seed)
         self._skipped_steps = 0
         self._consecutive_skips = 0
+        self.reduction = reduction
+        self._verifications = 0
 
     @abstractmethod
     def update(self, fragments: list[Fragment], *, version: int, steps_trained: int) -> LearnResult:
@@ -59,19 +79,62 @@ class Learner(ABC):
         weight changes. Raises TrainingError after 10 skipped steps in a row.
         """
 
-    def optimize(self, loss: Tensor, *, lr: float) -> Tensor | None:
-        """One optimizer step. Returns the gradient norm before clipping, or None when nothing was changed
-        because loss or gradient is not finite (the caller then says which number it was to `skip`)."""
+    @property
+    def part(self) -> tuple[int, int]:
+        """(which learner this is, of how many)."""
+        return (0, 1) if self.reduction is None else (self.reduction.rank, self.reduction.size)
+
+    def backward(self, loss: Tensor | None, numbers: Tensor) -> Tensor:
+        """Gradients of the loss; returns `numbers`.
+
+        With several learners both become sums over all of them: loss and numbers are then this learner's share,
+        divided by what belongs to all. loss None: this learner has no row of the minibatch.
+        """
         self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        if loss is not None:
+            loss.backward()
+        if self.reduction is None:
+            return numbers
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        flat = torch.cat([*(g.reshape(-1) for g in gradients), numbers])
+        self.reduction.sum(flat)
+        *summed, numbers = flat.split([*(g.numel() for g in gradients), len(numbers)])
+        for parameter, gradient, values in zip(self._parameters, gradients, summed, strict=True):
+            parameter.grad = gradient.copy_(values.view(gradient.shape))
+        return numbers
+
+    def step(self, loss: Tensor, *, lr: float) -> Tensor | None:
+        """One optimizer step along the gradients. Returns their norm before clipping, or None when nothing was
+        changed because loss or gradient is not finite (the caller then says which number it was to `skip`)."""
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._grad_clip)
-        if not bool(torch.isfinite(loss.detach() + norm)):
+        if not bool(torch.isfinite(loss + norm)):
             return None
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
         self._consecutive_skips = 0
         return norm
+
+    def synchronise(self) -> None:
+        """Take over learner 0's state: weights, optimizer, random state, counters. Nothing to do for one alone."""
+        if self.reduction is None:
+            return
+        arrays, meta = self.reduction.broadcast(self.state() if self.reduction.rank == 0 else None)
+        self.load_state(arrays, meta)
+        self._verifications = 0
+
+    def verify(self, **numbers: float) -> None:
+        """Check that all learners have the same numbers; now and then also that they have the same weights.
+
+        TrainingError if not.
+        """
+        if self.reduction is None:
+            return
+        numbers["the shuffling"] = float(zlib.crc32(self.generator.get_state().numpy().tobytes()))
+        if self._verifications % VERIFY_WEIGHTS_EVERY == 0:
+            numbers["the checksum of the weights"] = checksum(self.policy)
+        self._verifications += 1
+        check_agreement(self.reduction, numbers, self.device)
 
     def skip(self, cause: str) -> None:
         """Count a step that was not made; raise when it has happened too often in a row."""

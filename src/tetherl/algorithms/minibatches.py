@@ -1,4 +1,8 @@
-"""How a batch is cut into minibatches: single rows, or whole chunks for recurrent policies."""
+"""How a batch is cut into minibatches: single rows, or whole chunks for recurrent policies.
+
+With several learners every one of them draws the same minibatches (same generator, same order of calls) and takes an
+interleaved slice of each: their union is the minibatch that one learner alone would have.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,9 @@ import torch
 
 from tetherl.data.batch import ranges
 
+Part = tuple[int, int]
+"""(which learner, of how many)."""
+
 
 @dataclass(slots=True)
 class Minibatch:
@@ -19,6 +26,8 @@ class Minibatch:
     picked [m] or None: which of the n outputs enter the loss; None means all of them.
     trained [m]: the batch rows that enter the loss (`rows[picked]`).
     chunks [c] / lengths: the chunks, and their rows; None without recurrence.
+    whole [M] or None: the trained rows of all learners together; None: there is one learner. Everything else may be
+    empty when it is not.
     """
 
     rows: np.ndarray
@@ -26,19 +35,36 @@ class Minibatch:
     trained: np.ndarray
     chunks: np.ndarray | None = None
     lengths: list[int] | None = None
+    whole: np.ndarray | None = None
+
+    @property
+    def count(self) -> int:
+        """Rows that enter the loss, over all learners."""
+        return len(self.trained) if self.whole is None else len(self.whole)
 
 
-def row_minibatches(valid: np.ndarray, size: int, generator: torch.Generator) -> Iterator[Minibatch]:
+def row_minibatches(
+    valid: np.ndarray, size: int, generator: torch.Generator, *, shuffle: bool = True, part: Part = (0, 1)
+) -> Iterator[Minibatch]:
     """Every valid row once, in random order; the last minibatch may be smaller. valid: [N] bool."""
     rows = np.flatnonzero(valid)
-    rows = rows[_permutation(len(rows), generator)]
+    if shuffle:
+        rows = rows[_permutation(len(rows), generator)]
+    rank, learners = part
     for start in range(0, len(rows), size):
-        some = rows[start : start + size]
-        yield Minibatch(rows=some, picked=None, trained=some)
+        whole = rows[start : start + size]
+        some = whole[rank::learners]
+        yield Minibatch(rows=some, picked=None, trained=some, whole=whole if learners > 1 else None)
 
 
 def chunk_minibatches(
-    valid: np.ndarray, chunks: np.ndarray, size: int, generator: torch.Generator
+    valid: np.ndarray,
+    chunks: np.ndarray,
+    size: int,
+    generator: torch.Generator,
+    *,
+    shuffle: bool = True,
+    part: Part = (0, 1),
 ) -> Iterator[Minibatch]:
     """Every chunk that has a valid row once, in random order, in minibatches of at most `size` valid rows.
 
@@ -47,17 +73,25 @@ def chunk_minibatches(
     """
     counts = np.add.reduceat(valid.astype(np.int64), chunks[:, 3])
     ids = np.flatnonzero(counts)
-    ids = ids[_permutation(len(ids), generator)]
-    for some in _fill(ids, counts, size):
+    if shuffle:
+        ids = ids[_permutation(len(ids), generator)]
+    rank, learners = part
+    for union in _fill(ids, counts, size):
+        some = union[rank::learners]
         lengths = chunks[some, 2]
         rows = ranges(chunks[some, 3], lengths)
         picked = np.flatnonzero(valid[rows])
+        whole = None
+        if learners > 1:
+            whole = ranges(chunks[union, 3], chunks[union, 2])
+            whole = whole[valid[whole]]
         yield Minibatch(
             rows=rows,
             picked=None if len(picked) == len(rows) else picked,
             trained=rows[picked],
             chunks=some,
             lengths=lengths.tolist(),
+            whole=whole,
         )
 
 

@@ -4,7 +4,8 @@
 Each command is a module with `add_parser(commands)` and `run(args) -> exit code`; only the one that is called
 is imported, so that `tetherl client` works with nothing but the client installed.
 
-Exit codes: 0 well, 1 failed, 2 bad configuration or arguments, 3 the plan does not fit, 130 Ctrl-C.
+Exit codes: 0 well (also a run that Ctrl-C or SIGTERM stopped with its checkpoint), 1 failed, 2 bad configuration or
+arguments, 3 the plan does not fit, 130 ended at once by Ctrl-C (for `train`: by the second).
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from collections.abc import Iterator, Sequence
 from tetherl import __version__
 from tetherl.errors import ConfigError, MissingExtraError, PlanError, TetherlError
 
-COMMANDS = ("train", "plan", "client", "evaluate", "config", "demo")
+COMMANDS = ("train", "plan", "client", "evaluate", "plot", "config", "demo")
 
 EXTRAS = {
     **dict.fromkeys(("torch", "gymnasium", "aiohttp", "safetensors", "yaml", "rich", "psutil"), "train"),
     "cloudpickle": "train",
     "ray": "ray",
-    **dict.fromkeys(("vizdoom", "matplotlib"), "examples"),
+    "matplotlib": "plot",
+    **dict.fromkeys(("vizdoom", "minigrid"), "examples"),
 }
 """Module -> the extra that brings it."""
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from tetherl.cli.common import positive
+
 if TYPE_CHECKING:
     from tetherl.client.envloop import Player, PlayStats
 
@@ -34,14 +36,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--connect", required=True, metavar="URL", help="the server, for example ws://127.0.0.1:9900")
     parser.add_argument(
         "--envs",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="copies, each with its own connection (default: 1). They are threads of this process: good for "
         "a few light environments; for many or heavy ones start several clients",
     )
-    parser.add_argument("--episodes", type=_positive, metavar="K", help="episodes per copy (default: no end)")
-    parser.add_argument("--steps", type=_positive, metavar="K", help="steps per copy (default: no end)")
+    parser.add_argument("--episodes", type=positive, metavar="K", help="episodes per copy (default: no end)")
+    parser.add_argument("--steps", type=positive, metavar="K", help="steps per copy (default: no end)")
     parser.add_argument("--seed", type=int, metavar="S", help="seed of the first copy; copy i takes S + i")
     parser.add_argument("--evaluate", action="store_true", help="play for metrics only: nothing of it is trained on")
     parser.add_argument(
@@ -110,7 +112,7 @@ def _run_all(players: list[Player], *, quiet: bool) -> dict[int, Exception]:
             threads[0].join(0.1) if threads[0].is_alive() else time.sleep(0.1)
             if not quiet and time.monotonic() >= report_at:
                 report_at += REPORT_EVERY_S
-                print(_line(_total(players)), file=sys.stderr, flush=True)
+                print(_progress(players), file=sys.stderr, flush=True)
         if interrupted.is_set():
             for player in players:
                 player.stop()
@@ -166,6 +168,12 @@ def _report(args: argparse.Namespace, players: list[Player], errors: dict[int, E
     print(f"  ended after {total.seconds:.1f} s: {total.ended or 'error'}{lost}")
 
 
+def _progress(players: list[Player]) -> str:
+    waiting = [problem for player in players if (problem := player.waiting_for) is not None]
+    line = _line(_total(players))
+    return f"{line}; {len(waiting)} of {len(players)} waiting for a connection: {waiting[0]}" if waiting else line
+
+
 def _line(stats: PlayStats) -> str:
     mean = stats.episode_return_mean
     text = "-" if mean is None else format(mean, ".1f")
@@ -184,13 +192,6 @@ def _read_token(path: str | None) -> str | None:
     if not token:
         raise ConfigError(f"--token-file {path!r} is empty")
     return token
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -42,6 +42,13 @@ def load_config(args: argparse.Namespace, more: Sequence[str] = ()) -> RunConfig
     return RunConfig.load(files[0] if files else None, [*overrides, *more])
 
 
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
 def nested(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Flat keys such as "steps/dropped/stale" as nested maps."""
     result: dict[str, Any] = {}

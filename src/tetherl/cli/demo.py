@@ -70,6 +70,7 @@ def demo_config(runs_dir: str) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     from tetherl.algorithm import Algorithm
+    from tetherl.cli.common import print_json
     from tetherl.cli.progress import Progress
     from tetherl.cli.train import stop_on_signals
     from tetherl.config import RunConfig
@@ -104,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
                 _end(client)
     facts["seconds"] = round(time.monotonic() - started, 1)
     if args.json:
-        print(json.dumps(facts))
+        print_json(facts)
     else:
         _report(facts)
     for problem in facts["problems"]:

@@ -1,11 +1,11 @@
-# ruff: noqa: T201
 """`tetherl evaluate`: episodes with a trained policy."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+
+from tetherl.cli.common import positive, print_json
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -16,7 +16,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("run", metavar="RUN", help="name of a run, or the path of its directory")
     parser.add_argument("--checkpoint", default="latest", help="latest, best, or an iteration (default: latest)")
-    parser.add_argument("--episodes", type=int, default=20, help="episodes to play (default: 20)")
+    parser.add_argument("--episodes", type=positive, default=20, help="episodes to play (default: 20)")
     parser.add_argument("--explore", action="store_true", help="sample actions instead of the most probable ones")
     parser.add_argument("--env", help="environment to play instead of the run's own")
     parser.add_argument("--runs-dir", default="runs", help="where runs are (default: runs)")
@@ -25,7 +25,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     from tetherl.config import RunConfig
-    from tetherl.errors import ConfigError
+    from tetherl.errors import CheckpointError, ConfigError
     from tetherl.runs.directory import RunDirectory
 
     directory = RunDirectory.find(args.run, args.runs_dir)
@@ -59,7 +59,13 @@ def run(args: argparse.Namespace) -> int:
     )
     evaluator = Evaluator(spec)
     try:
-        evaluator.set_weights(policy_weights(checkpoint.arrays), int(checkpoint.state["version"]))
+        try:
+            evaluator.set_weights(policy_weights(checkpoint.arrays), int(checkpoint.state["version"]))
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"the policy of run {directory.name!r} does not fit environment {env}: it was trained in another one, "
+                f"with other observations or actions ({error})"
+            ) from error
         result = evaluator.evaluate(args.episodes, args.explore)
     finally:
         evaluator.close()
@@ -77,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         "lengths": result.lengths,
     }
     if args.json:
-        print(json.dumps(document))
+        print_json(document)
         return 0
     from rich.console import Console
     from rich.table import Table

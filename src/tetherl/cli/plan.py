@@ -21,7 +21,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "plan",
         help="show and explain the resource plan; starts nothing",
         description="Show which processes a run would have, what each gets and why, and whether that fits. "
-        "Exit code 0: it fits, 3: it does not, 2: bad configuration.",
+        "Exit code 0: it fits (with a warning where processes share CPUs), 3: it does not, 2: bad configuration.",
     )
     add_config_arguments(parser)
     parser.add_argument(

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from types import FrameType
 
-from tetherl.cli.common import add_config_arguments, load_config, nested
+from tetherl.cli.common import add_config_arguments, load_config, nested, print_json
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,8 +32,11 @@ def run(args: argparse.Namespace) -> int:
             algorithm.build()
             for warning in algorithm.plan.warnings:
                 progress.say(f"warning: {warning}")
-            if algorithm.resumed_from is not None:
-                progress.say(f"resumed from {algorithm.resumed_from} (iteration {algorithm.iteration})")
+            resumed = algorithm.resumed
+            if resumed is not None and algorithm.running:
+                progress.say(f"resumed from {resumed.path} (iteration {resumed.iteration})")
+                for change in resumed.changed:
+                    progress.say(f"changed since that checkpoint: {change}")
             if algorithm.url is not None:
                 progress.say(f"clients connect to {algorithm.url}")
             progress.start()
@@ -52,11 +54,11 @@ def run(args: argparse.Namespace) -> int:
         "path": str(path),
         "reason": result.reason,
         "already_finished": result.already_finished,
-        "resumed_from": algorithm.resumed_from,
+        "resumed_from": str(algorithm.resumed.path) if algorithm.resumed is not None else None,
         **nested(result.metrics),
     }
     if args.json:
-        print(json.dumps(document))
+        print_json(document)
     elif result.metrics:
         mean = result.metrics.get("episode_return_mean")
         print(

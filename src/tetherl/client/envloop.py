@@ -160,6 +160,11 @@ class Player:
         if self._client is not None:
             self._client.close()
 
+    @property
+    def waiting_for(self) -> str | None:
+        """Why there is no connection now; None when there is one."""
+        return self._client.problem if self._client is not None else None
+
     def run(self) -> PlayStats:
         """Plays until the end; the numbers so far are in `stats` all the while.
 
@@ -194,10 +199,10 @@ class Player:
         try:
             seed = self._seed
             while not self._finished():
-                observation, _ = env.reset(seed=seed)
+                observation, info = env.reset(seed=seed)
                 seed = None
                 try:
-                    self._play_episode(client, env, observation)
+                    self._play_episode(client, env, observation, info)
                 except EpisodeLostError:
                     self.stats.episodes_lost += 1
                 except RequestError as error:
@@ -211,12 +216,12 @@ class Player:
         finally:
             env.close()
 
-    def _play_episode(self, client: PolicyClient, env: Any, observation: Any) -> None:
+    def _play_episode(self, client: PolicyClient, env: Any, observation: Any, info: dict[str, Any]) -> None:
         stats = self.stats
         episode_return = 0.0
-        action = self._ask(client, observation)
+        action = self._ask(client, observation, 0.0, info)
         while True:
-            observation, reward, terminated, truncated, _ = env.step(action)
+            observation, reward, terminated, truncated, info = env.step(action)
             reward = float(reward)
             episode_return += reward
             stats.steps += 1
@@ -228,12 +233,12 @@ class Player:
             if self._finished():
                 client.abort("the number of steps asked for was played")
                 return
-            action = self._ask(client, observation, reward)
+            action = self._ask(client, observation, reward, info)
 
-    def _ask(self, client: PolicyClient, observation: Any, reward: float = 0.0) -> Any:
+    def _ask(self, client: PolicyClient, observation: Any, reward: float, info: dict[str, Any]) -> Any:
         stats = self.stats
         asked = time.perf_counter()
-        action = client.step(observation, reward)
+        action = client.step(observation, reward, action_mask=info.get("action_mask"))
         waited = time.perf_counter() - asked
         stats.actions += 1
         stats.actions_while_learning += client.phase == "learning"

@@ -75,6 +75,7 @@ class Link:
         self._new_session = lambda: ClientSession(token=token, name=name, purpose=purpose)
         self.session = self._new_session()
         self._on_phase = on_phase
+        self._resumes_at: float | None = None
         self._told_phase = ""
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -256,8 +257,21 @@ class Link:
             if message.fatal:
                 raise ConnectionLost(message.message)
             _log.warning("the server says: %s (%s)", message.message, message.code)
+        expected = self.session.resumes_in_s
+        self._resumes_at = None if expected is None else time.monotonic() + expected
         if self.session.phase != self._told_phase:
             self._tell_phase()
+
+    @property
+    def problem(self) -> str:
+        """Why there is, or last was, no connection."""
+        return self._problem
+
+    @property
+    def resumes_in_s(self) -> float | None:
+        """What is left now of what the newest message said; 0 when it is overdue."""
+        at = self._resumes_at
+        return None if at is None else max(0.0, at - time.monotonic())
 
     def _tell_phase(self) -> None:
         self._told_phase = self.session.phase

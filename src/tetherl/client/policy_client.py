@@ -119,8 +119,12 @@ class PolicyClient:
             self._episodes[episode_id] = _Episode(generation)
             return episode_id
 
-    def get_action(self, episode_id: str, observation: Any) -> Any:
-        """The policy's action in `observation`: an int for a Discrete space, else a NumPy array.
+    def get_action(self, episode_id: str, observation: Any, action_mask: Any = None) -> Any:
+        """The policy's action in `observation`: an int for a Discrete space, a NumPy array for other plain ones, a dict
+        or tuple of these for Dict and Tuple.
+
+        `action_mask`: one boolean (or 0 and 1) per choice of a Discrete, MultiDiscrete (part after part) or MultiBinary
+        space; what is false is not chosen now. At least one choice per part must be allowed.
 
         Waits as long as the server takes. Rewards logged since the last action go along.
 
@@ -130,7 +134,9 @@ class PolicyClient:
             DisconnectedError, RefusedError.
         """
         episode = self._episode(episode_id)
-        answer = self._ask_in(episode_id, episode, lambda s: s.act(episode_id, observation, episode.reward))
+        answer = self._ask_in(
+            episode_id, episode, lambda s: s.act(episode_id, observation, episode.reward, action_mask)
+        )
         assert isinstance(answer, Action)
         episode.steps += 1
         episode.reward = 0.0
@@ -199,12 +205,19 @@ class PolicyClient:
             pass
         self._episodes.pop(episode_id, None)
 
-    def step(self, observation: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False) -> Any:
+    def step(
+        self,
+        observation: Any,
+        reward: float = 0.0,
+        terminated: bool = False,
+        truncated: bool = False,
+        action_mask: Any = None,
+    ) -> Any:
         """The whole loop in one call: what the environment shows now -> the next action.
 
         `reward` is what the previous action brought (0 on the first call of an episode, which opens it). With
         `terminated` or `truncated` the episode ends with `observation` and the answer is None; the next call
-        begins a new episode.
+        begins a new episode. `action_mask`: see `get_action`.
 
         Raises:
             EpisodeLostError: reset the environment and call again with its first observation.
@@ -226,7 +239,7 @@ class PolicyClient:
             self.log_returns(current, reward)
             try:
                 if not ends:
-                    return self.get_action(current, observation)
+                    return self.get_action(current, observation, action_mask)
                 self.end_episode(current, observation, bool(terminated), bool(truncated))
             except RequestError:
                 episode.reward = 0.0  # it comes again with the repeated call
@@ -260,9 +273,15 @@ class PolicyClient:
         return self._link.session.policy_version
 
     @property
+    def problem(self) -> str | None:
+        """Why there is no connection now; None when there is one."""
+        return None if self._link.up else f"{self._link.url} ({self._link.problem})"
+
+    @property
     def resumes_in_s(self) -> float | None:
-        """While learning: seconds until collecting goes on, as foreseen when learning began, if it was."""
-        return self._link.session.resumes_in_s
+        """While learning: seconds that are left until collecting goes on, counting down (0 when overdue). None while
+        collecting, and until a learning phase has been timed."""
+        return self._link.resumes_in_s
 
     @property
     def observation_space(self) -> dict[str, Any]:
@@ -354,12 +373,20 @@ class PolicyClient:
         return answer
 
     def _to_action(self, value: Any) -> Any:
-        space = self.action_space
         try:
-            value = decode_value(value)
-            if space.get("type") == "Discrete":
-                return int(value)
-            dtype = _ACTION_DTYPES.get(space.get("type", ""), space.get("dtype", "float32"))
-            return np.array(value, dtype=dtype)  # a copy: the caller may write to it
-        except (WireError, TypeError, ValueError) as error:
+            return _in_space(decode_value(value), self.action_space)
+        except (WireError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise RequestError(f"the server sent an action that cannot be read: {error}", code="bad_action") from None
+
+
+def _in_space(value: Any, space: dict[str, Any]) -> Any:
+    """A decoded action as the space's own kind of value."""
+    kind = space.get("type", "")
+    if kind == "Discrete":
+        return int(value)
+    if kind == "Dict":
+        return {key: _in_space(value[key], part) for key, part in space["spaces"].items()}
+    if kind == "Tuple":
+        return tuple(_in_space(part, of) for part, of in zip(value, space["spaces"], strict=True))
+    dtype = _ACTION_DTYPES.get(kind, space.get("dtype", "float32"))
+    return np.array(value, dtype=dtype)  # a copy: the caller may write to it

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tetherl.data.fragment import Fragment, Leaves, StepCounts
+from tetherl.data.fragment import Fragment, Leaves, StepCounts, stack_masks
+
+ROW_BYTES = 600
+"""What a row costs besides its arrays' own numbers: objects and array headers."""
 
 
 @dataclass(slots=True)
@@ -29,6 +32,13 @@ class _Row:
     state_in: np.ndarray | None
     prev_action: np.ndarray | None
     prev_reward: float
+    return_before: float
+    mask: np.ndarray | None
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (*self.obs.values(), self.action, self.dist, self.state_in, self.mask)
+        return ROW_BYTES + sum(a.nbytes for a in arrays if a is not None)
 
 
 class EpisodeAssembler:
@@ -40,6 +50,10 @@ class EpisodeAssembler:
     `fate` is what becomes of rows whose action was chosen while the learner learned: under `discard` they are counted
     `discarded` and the fragment ends before the gap (with complete_episodes the rest of the episode is dropped as
     `incomplete`); under `keep` and `hold` they are rows like any other.
+
+    `state_every` > 0: besides the recurrent state of a fragment's first row, that of every so many rows travels along.
+
+    `gamma` discounts the running sum of rewards that fragments carry on from one to the next (G ← γ·G + r).
 
     With `training=False` nothing is stored or counted; only the episode's return and length are kept.
     """
@@ -54,6 +68,8 @@ class EpisodeAssembler:
         batch_mode: str = "truncate_episodes",
         fragment_length: int = 128,
         fate: str = "keep",
+        state_every: int = 0,
+        gamma: float = 0.0,
         training: bool = True,
     ) -> None:
         self.episode_id = episode_id
@@ -68,6 +84,9 @@ class EpisodeAssembler:
         self._worker = worker
         self._whole = batch_mode == "complete_episodes"
         self._fragment_length = fragment_length
+        self._state_every = state_every
+        self._gamma = gamma
+        self._discounted = 0.0
         self._discard = fate == "discard"
         self._spoiled = False  # complete_episodes: a row was discarded, the rest cannot be trained on
         self._rows: list[_Row] = []
@@ -86,8 +105,10 @@ class EpisodeAssembler:
         state_in: np.ndarray | None = None,
         by_policy: bool = True,
         learning: bool = False,
+        mask: np.ndarray | None = None,
     ) -> None:
-        """An action was chosen in `obs`. `state_in` is the recurrent state that was fed with it."""
+        """An action was chosen in `obs`. `state_in` is the recurrent state that was fed with it; `mask` [P] bool the
+        choices that were allowed (None: all)."""
         if self._open is not None:
             raise RuntimeError(f"episode {self.episode_id}: step {self.steps} was decided twice")
         self._open = _Row(
@@ -102,7 +123,10 @@ class EpisodeAssembler:
             state_in,
             self.prev_action,
             self.prev_reward,
+            self._discounted,
+            mask,
         )
+        self.nbytes += self._open.nbytes
 
     def result(self, reward: float, next_obs: Leaves) -> None:
         """The open row brought `reward` and led to `next_obs`."""
@@ -128,16 +152,20 @@ class EpisodeAssembler:
     def abort(self) -> None:
         """The episode cannot go on: completed rows are cut and emitted, an open row without a result is dropped."""
         self.cut()
-        self._open = None
+        if self._open is not None:
+            self.nbytes -= self._open.nbytes
+            self._open = None
 
     def _complete(self, reward: float) -> None:
         row = self._open
         if row is None:
             raise RuntimeError(f"episode {self.episode_id}: a result came without a decision")
         self._open = None
+        self.nbytes -= row.nbytes
         self.steps += 1
         self.episode_return += reward
         self.prev_action, self.prev_reward = row.action, reward
+        self._discounted = self._gamma * self._discounted + reward
         if not self.training:
             return
         self._books.received += 1
@@ -150,10 +178,12 @@ class EpisodeAssembler:
         if self._spoiled:
             self._books.drop("incomplete", 1)
             return
+        if self._rows and not (self._state_every and len(self._rows) % self._state_every == 0):
+            row.state_in = None  # only a fragment's first row needs it: the learner recomputes the others
         self._rows.append(row)
         self._rewards.append(reward)
         self._books.open += 1
-        self.nbytes += sum(a.nbytes for a in row.obs.values())
+        self.nbytes += row.nbytes
 
     def _spoil_or_cut(self, row: _Row) -> None:
         """A row is about to be discarded: end the fragment before the gap, or give the whole episode up."""
@@ -166,7 +196,8 @@ class EpisodeAssembler:
 
     def _forget_rows(self) -> None:
         self._books.open -= len(self._rows)
-        self._rows, self._rewards, self.nbytes = [], [], 0
+        self.nbytes -= sum(row.nbytes for row in self._rows)
+        self._rows, self._rewards = [], []
 
     def _emit(self, final_obs: Leaves | None, *, terminated: bool = False, truncated: bool = False) -> None:
         rows = self._rows
@@ -188,8 +219,18 @@ class EpisodeAssembler:
             state_in=first.state_in,
             prev_action=first.prev_action,
             prev_reward=first.prev_reward,
+            return_before=first.return_before,
+            states=self._states(rows),
+            state_every=self._state_every,
             learning=np.array([r.learning for r in rows], bool) if any(r.learning for r in rows) else None,
+            mask=stack_masks([r.mask for r in rows], len(first.dist)),
         )
         self._forget_rows()
         self._books.emitted += len(fragment)
         self._sink(fragment)
+
+    def _states(self, rows: list[_Row]) -> np.ndarray | None:
+        if not self._state_every:
+            return None
+        states = [r.state_in for r in rows[:: self._state_every]]
+        return np.stack([s for s in states if s is not None]) if states[0] is not None else None

@@ -18,6 +18,9 @@ The table of shapes. N rows in all, F fragments, A action width, P distribution 
 | lengths         | [F]         | int64            | rows of each fragment, N = sum(lengths)             |
 | terminated      | [F]         | bool             | value after the last row is 0                       |
 | state_in        | [F, S]/None | float32          | recurrent state at each fragment's first row        |
+| mask            | [N, P]/None | bool             | choices that were allowed; None: all, everywhere    |
+| stored_states   | [M, S]/None | float32          | recurrent states of the actor that came along       |
+| stored_rows     | [M]/None    | int64            | the row in which each was fed, ascending            |
 """
 
 from __future__ import annotations
@@ -49,6 +52,9 @@ class SampleBatch:
     lengths: np.ndarray
     terminated: np.ndarray
     state_in: np.ndarray | None
+    stored_states: np.ndarray | None = None
+    stored_rows: np.ndarray | None = None
+    mask: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -62,6 +68,18 @@ class SampleBatch:
     def fragment_of_row(self) -> np.ndarray:
         """[N] index of the fragment that a row belongs to."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    def fresh(self, recurrent: bool) -> np.ndarray:
+        """[N] bool: rows for which the learner must compute exactly what the actor did.
+
+        Lag 0; with recurrence also in all earlier rows of the fragment. A fragment that began with another version's
+        rows reaches its later ones with another state than the actor had.
+        """
+        late = self.lag != 0
+        if not recurrent:
+            return ~late
+        before = np.cumsum(late)
+        return before == np.repeat(before[self.starts] - late[self.starts], self.lengths)
 
     @property
     def position_in_fragment(self) -> np.ndarray:
@@ -116,6 +134,8 @@ def assemble(
         lengths=np.array([len(f) for f in kept], dtype=np.int64),
         terminated=np.array([f.terminated for f in kept], dtype=bool),
         state_in=np.stack([_state_in(f, state_size) for f in kept]) if state_size else None,
+        mask=_masks(kept),
+        **(_stored_states(kept) if state_size else {}),
     )
     return batch, kept, dropped
 
@@ -155,6 +175,12 @@ def _previous(fragments: list[Fragment]) -> tuple[np.ndarray, np.ndarray, np.nda
     return np.concatenate(actions), np.concatenate(rewards).astype(np.float32), np.concatenate(known)
 
 
+def _masks(fragments: list[Fragment]) -> np.ndarray | None:
+    if all(f.mask is None for f in fragments):
+        return None
+    return np.concatenate([np.ones(f.dist.shape, bool) if f.mask is None else f.mask for f in fragments])
+
+
 def _final_leaf(fragment: Fragment, leaf: str) -> np.ndarray:
     if fragment.final_obs is None:
         return np.zeros_like(fragment.obs[leaf][0])
@@ -165,6 +191,17 @@ def _state_in(fragment: Fragment, state_size: int) -> np.ndarray:
     if fragment.t0 == 0 or fragment.state_in is None:
         return np.zeros(state_size, dtype=np.float32)
     return fragment.state_in
+
+
+def _stored_states(fragments: list[Fragment]) -> dict[str, np.ndarray]:
+    """The actor's states that came along, and the batch rows in which they were fed."""
+    states, rows, start = [], [], 0
+    for f in fragments:
+        if f.states is not None:
+            states.append(f.states)
+            rows.append(start + f.state_every * np.arange(len(f.states)))
+        start += len(f)
+    return {"stored_states": np.concatenate(states), "stored_rows": np.concatenate(rows)} if states else {}
 
 
 def _check(fragment: Fragment, state_size: int) -> None:
@@ -178,6 +215,10 @@ def _check(fragment: Fragment, state_size: int) -> None:
     if fragment.final_obs is None and not fragment.terminated:
         raise TrainingError(
             f"{where}: has no final_obs but did not terminate; the value after its last row needs that observation"
+        )
+    if fragment.mask is not None and fragment.mask.shape != fragment.dist.shape:
+        raise TrainingError(
+            f"{where}: mask has shape {fragment.mask.shape}, expected {fragment.dist.shape}, that of dist"
         )
     if state_size and fragment.state_in is not None and fragment.state_in.shape != (state_size,):
         raise TrainingError(

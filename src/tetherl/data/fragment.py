@@ -14,12 +14,16 @@ P the number of distribution inputs, S the size of a flattened recurrent state.
 | versions       | [T]            | int64            | policy version that chose the action                        |
 | by_policy      | [T]            | bool             | False: the action was not the policy's; context only        |
 | state_in       | [S] or None    | float32          | recurrent state fed at the first row                        |
+| states         | [K, S] or None | float32          | as state_in, at the rows 0, n, 2n, ...; n is state_every    |
 | prev_action    | [A] or None    | as actions       | action before the first row; None at an episode's start     |
+| return_before  | one number     | float            | discounted sum of the episode's rewards before the first row|
 | learning       | [T] or None    | bool             | True: the action was chosen while the learner learned       |
+| mask           | [T, P] or None | bool             | choices that were allowed; None: all, on every row          |
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +65,11 @@ class Fragment:
     state_in: np.ndarray | None = None
     prev_action: np.ndarray | None = None
     prev_reward: float = 0.0
+    return_before: float = 0.0  # with the assembler's gamma
+    states: np.ndarray | None = None
+    state_every: int = 0
     learning: np.ndarray | None = None  # None: no row was decided while the learner learned
+    mask: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -74,7 +82,8 @@ class Fragment:
             total += sum(a.nbytes for a in leaves.values())
         for a in (self.actions, self.logp, self.dist, self.rewards, self.versions, self.by_policy):
             total += a.nbytes
-        total += self.state_in.nbytes if self.state_in is not None else 0
+        for optional in (self.state_in, self.states, self.mask):
+            total += optional.nbytes if optional is not None else 0
         return total
 
 
@@ -123,3 +132,10 @@ class Sample:
     """Numbers that describe the worker since the last sample (clients, requests, mean batch, ...)."""
     events: list[dict[str, Any]] = field(default_factory=list)
     """What happened at the worker since the last sample; each has a `kind` (client_joined, client_left, ...)."""
+
+
+def stack_masks(masks: Sequence[np.ndarray | None], choices: int) -> np.ndarray | None:
+    """Action masks [P] of N decisions -> [N, P]; None, which allows all `choices`, if no decision has one."""
+    if all(mask is None for mask in masks):
+        return None
+    return np.stack([np.ones(choices, bool) if mask is None else mask for mask in masks])

@@ -47,6 +47,7 @@ class SampleQueue:
         self.max_bytes = max_bytes
         self.nbytes = 0
         self.peak_bytes = 0
+        self.overflowed = False  # steps were lost since the last batch was taken: waiting longer brings no more
         self.ledger = ledger or Ledger()
         self.learning_fates = LearningFates()
         self._fragments: deque[_Entry] = deque()
@@ -59,13 +60,17 @@ class SampleQueue:
         with self._changed:
             self.ledger.report(sample.worker, sample.counts, sum(len(f) for f in sample.fragments))
             for fragment in sample.fragments:
+                if not fragment.by_policy.any():  # nothing to train on: it must not take the place of others
+                    self._drop(fragment, "not_policy")
+                    continue
                 size = fragment.nbytes
                 while self._fragments and self.nbytes + size > self.max_bytes:
                     oldest = self._fragments.popleft().fragment
                     self.nbytes -= oldest.nbytes
-                    self._overflow(oldest)
+                    self._drop(oldest, "overflow")
+                    self.overflowed = True
                 if size > self.max_bytes:
-                    self._overflow(fragment)
+                    self._drop(fragment, "overflow")
                     continue
                 entry = _Entry(fragment, int(fragment.by_policy.sum()), int(fragment.versions.min()))
                 self._fragments.append(entry)
@@ -73,10 +78,10 @@ class SampleQueue:
                 self.peak_bytes = max(self.peak_bytes, self.nbytes)
             self._changed.notify_all()
 
-    def _overflow(self, fragment: Fragment) -> None:
+    def _drop(self, fragment: Fragment, reason: str) -> None:
         self.ledger.queued -= len(fragment)
-        self.ledger.drop("overflow", len(fragment))
-        self.learning_fates.dropped["overflow"] += _learning_rows(fragment)
+        self.ledger.drop(reason, len(fragment))
+        self.learning_fates.dropped[reason] += _learning_rows(fragment)
 
     def fail(self, error: BaseException) -> None:
         """A worker has failed: whoever waits, or will wait, gets the error."""
@@ -114,6 +119,7 @@ class SampleQueue:
             taken = sum(len(f) for f in batch)
             self.ledger.queued -= taken
             self.ledger.in_hand += taken
+            self.overflowed = False
             self._in_hand = batch
             return batch
 
@@ -130,6 +136,8 @@ class SampleQueue:
             for reason, n in dropped.items():
                 self.ledger.drop(reason, n)
             for fragment in self._in_hand:
+                if dropped.get("quarantined") and not _is_finite(fragment):
+                    continue
                 late = version - fragment.versions > max_lag
                 rows = fragment.by_policy & ~late
                 self.ledger.trained_by_worker[fragment.worker] += int(rows.sum())
@@ -138,6 +146,12 @@ class SampleQueue:
                     self.learning_fates.dropped["stale"] += int((fragment.learning & fragment.by_policy & late).sum())
                     self.learning_fates.dropped["not_policy"] += int((fragment.learning & ~fragment.by_policy).sum())
             self._in_hand = []
+
+    @property
+    def received(self) -> int:
+        """Env steps that have arrived so far."""
+        with self._changed:
+            return self.ledger.received
 
     def lose_worker(self, worker: int) -> None:
         with self._changed:
@@ -161,6 +175,11 @@ class SampleQueue:
 def trainable_rows(fragment: Fragment, version: int, max_lag: int) -> int:
     """Rows that the policy chose and that are at most `max_lag` versions older than `version`."""
     return int(np.count_nonzero(fragment.by_policy & (version - fragment.versions <= max_lag)))
+
+
+def _is_finite(fragment: Fragment) -> bool:
+    arrays = (fragment.rewards, fragment.logp, fragment.dist, *fragment.obs.values())
+    return all(np.isfinite(a).all() for a in arrays if a.dtype.kind == "f")
 
 
 def _learning_rows(fragment: Fragment) -> int:

@@ -50,24 +50,25 @@ def image_layout(shape: Sequence[int]) -> ImageLayout:
 
 
 def plan_convs(
-    shape: Sequence[int], filters: Sequence[Any] | None, *, name: str = ""
+    shape: Sequence[int], filters: Sequence[Any] | None, *, name: str = "", any_size: bool = False
 ) -> tuple[tuple[ConvLayer, ...], int | None]:
     """Layers for an image of this shape, and the width of the dense layer after them (None: no such layer).
 
     `filters` is a list of [channels, kernel or [kernel_h, kernel_w], stride or [stride_h, stride_w]]. All
     layers but the last are padded to ceil(size / stride), with the odd row or column at the bottom or right;
-    the last is unpadded. None gives the default for small images. Raises ConfigError for larger images
-    without a list, for entries of another form, and for a stack in which a kernel no longer fits (with the
-    trace of sizes).
+    the last is unpadded. None gives the default for small images, with `any_size` for all. Raises ConfigError for
+    larger images without a list, for entries of another form, and for a stack in which a kernel no longer fits (with
+    the trace of sizes).
     """
     layout = image_layout(shape)
     if filters is None:
-        if max(layout.height, layout.width) > LARGEST_DEFAULT:
+        if max(layout.height, layout.width) > LARGEST_DEFAULT and not any_size:
             raise ConfigError(
                 f"model.conv_filters: {_image(name)} is {_hwc(layout)}, and images of more than"
                 f" {LARGEST_DEFAULT} pixels a side have no default layers. Give a list of [channels,"
                 " [kernel_h, kernel_w], stride], for example [[16, [8, 8], 4], [32, [4, 4], 2],"
-                " [256, [5, 5], 2]]; all are padded 'same' but the last."
+                " [256, [5, 5], 2]]; all are padded 'same' but the last. Or name known ones:"
+                " model.encoder nature or impala."
             )
         parsed = [(c, (k, k), (s, s)) for c, k, s in NATURE_FILTERS]
         padded = [False] * len(parsed)

@@ -1,6 +1,8 @@
-"""The recurrent core: one LSTM layer over packed chunks."""
+"""The recurrent core: one LSTM or GRU layer over packed chunks."""
 
 from __future__ import annotations
+
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,32 +13,54 @@ from tetherl.models import init
 
 
 class RecurrentCore(nn.Module):
-    """[N, inputs] rows of C chunks, one chunk after the other, and [C, 2H] states -> [N, H] and [C, 2H].
+    """[N, inputs] rows of C chunks, one chunk after the other, and [C, S] states -> [N, H] and [C, S].
 
-    A state is h, then c. A chunk's new state is the one after its own last row, however long the others are.
+    A state is h, then c (LSTM, S = 2H), or h alone (GRU, S = H). A chunk's new state is the one after its own last
+    row, however long the others are.
     """
 
-    def __init__(self, inputs: int, units: int, generator: torch.Generator) -> None:
+    def __init__(self, kind: Literal["lstm", "gru"], inputs: int, units: int, generator: torch.Generator) -> None:
         super().__init__()
+        self.kind = kind
         self.units = units
-        self.state_size = 2 * units
-        self.lstm = init.lstm(inputs, units, generator)
+        self.state_size = 2 * units if kind == "lstm" else units
+        self.rnn: nn.LSTM | nn.GRU = (init.lstm if kind == "lstm" else init.gru)(inputs, units, generator)
+
+    def train(self, mode: bool = True) -> RecurrentCore:
+        """One layer without dropout computes the same either way; cuDNN refuses gradients in evaluation mode."""
+        super().train(mode)
+        self.rnn.train()
+        return self
 
     def forward(self, x: Tensor, lengths: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
-        h, c = state[:, : self.units].contiguous(), state[:, self.units :].contiguous()
         chunks, longest = len(lengths), max(lengths)
         if longest == 1:  # acting: the cell alone takes a quarter of the time
-            h, c = torch.lstm_cell(x, (h, c), *self.lstm.all_weights[0])
-            return h, torch.cat([h, c], -1)
-        hx = (h.unsqueeze(0), c.unsqueeze(0))
+            return self._cell(x, state)
         if chunks * longest == x.shape[0]:  # equal lengths: nothing to pack
-            out, (h, c) = self.lstm(x.view(chunks, longest, -1).transpose(0, 1), hx)
-            out = out.transpose(0, 1).reshape(x.shape[0], self.units)
-        else:
-            packed, back = pack(x, lengths)
-            packed_out, (h, c) = self.lstm(packed, hx)
-            out = packed_out.data[back]
+            out, state = self._layer(x.view(chunks, longest, -1).transpose(0, 1), state)
+            return out.transpose(0, 1).reshape(x.shape[0], self.units), state
+        packed, back = pack(x, lengths)
+        out, state = self._layer(packed, state)
+        return out.data[back], state
+
+    def _cell(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        weights = self.rnn.all_weights[0]
+        if self.kind == "gru":
+            h = torch.gru_cell(x, state.contiguous(), *weights)
+            return h, h
+        h, c = torch.lstm_cell(x, self._split(state), *weights)
+        return h, torch.cat([h, c], -1)
+
+    def _layer(self, x: Tensor | PackedSequence, state: Tensor) -> tuple[Any, Tensor]:
+        if self.kind == "gru":
+            out, h = self.rnn(x, state.contiguous().unsqueeze(0))
+            return out, h[0]
+        h, c = self._split(state)
+        out, (h, c) = self.rnn(x, (h.unsqueeze(0), c.unsqueeze(0)))
         return out, torch.cat([h[0], c[0]], -1)
+
+    def _split(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        return state[:, : self.units].contiguous(), state[:, self.units :].contiguous()
 
 
 def pack(x: Tensor, lengths: list[int]) -> tuple[PackedSequence, Tensor]:

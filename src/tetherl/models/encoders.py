@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tetherl.models import init
 from tetherl.models.config import ModelConfig
 from tetherl.models.conv_plan import image_layout, plan_convs
+from tetherl.models.residual import ResidualStack
 from tetherl.spaces import Leaf
 
 
@@ -39,9 +40,16 @@ class ImageEncoder(nn.Module):
     def __init__(self, leaf: Leaf, config: ModelConfig, generator: torch.Generator) -> None:
         super().__init__()
         layout = image_layout(leaf.shape)
-        plan, units = plan_convs(leaf.shape, config.conv_filters, name=leaf.name)
         self.axes = layout.axes
         self.scale = input_scale(leaf)
+        self.residual: ResidualStack | None = None
+        if config.encoder == "impala":
+            self.residual = ResidualStack(
+                layout.channels, layout.height, layout.width, config.conv_activation, generator
+            )
+            self.width = self.residual.width
+            return
+        plan, units = plan_convs(leaf.shape, config.conv_filters, name=leaf.name, any_size=config.encoder == "nature")
         layers: list[nn.Module] = []
         channels = layout.channels
         for layer in plan:
@@ -63,7 +71,10 @@ class ImageEncoder(nn.Module):
             self.dense, self.width = init.mlp(self.width, [units], config.conv_activation, generator)
 
     def forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.dense(self.convs(self.pixels(x, dtype)).flatten(1))
+        x = self.pixels(x, dtype)
+        if self.residual is not None:
+            return self.residual(x)
+        return self.dense(self.convs(x).flatten(1))
 
     def pixels(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """What the first convolution sees: [N, C, H, W], in [0, 1] where the bounds tell the scale."""
@@ -78,7 +89,8 @@ class VectorEncoder(nn.Module):
 
     def __init__(self, leaf: Leaf, config: ModelConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self.scale = input_scale(leaf)
+        # What has been normalised has no scale of its own left.
+        self.scale = 1.0 if config.normalize_observations else input_scale(leaf)
         self.one_hot = OneHot(leaf.nvec) if leaf.kind in ("discrete", "multidiscrete") and leaf.nvec else None
         inputs = self.one_hot.width if self.one_hot is not None else math.prod(leaf.shape)
         hiddens = config.fcnet_hiddens or []

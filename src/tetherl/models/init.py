@@ -41,7 +41,14 @@ def lstm(inputs: int, units: int, generator: torch.Generator) -> nn.LSTM:
     """One LSTM layer, time-major."""
     # What skip_init does; it cannot read the signature of nn.LSTM.
     layer = nn.LSTM(inputs, units, device="meta").to_empty(device="cpu")
-    _fill(layer, generator, RECURRENT_GAIN)
+    _fill(layer, generator, RECURRENT_GAIN, rows=units)
+    return layer
+
+
+def gru(inputs: int, units: int, generator: torch.Generator) -> nn.GRU:
+    """One GRU layer, time-major."""
+    layer = nn.GRU(inputs, units, device="meta").to_empty(device="cpu")  # see lstm
+    _fill(layer, generator, RECURRENT_GAIN, rows=units)
     return layer
 
 
@@ -54,10 +61,12 @@ def mlp(inputs: int, hiddens: list[int], activation: str, generator: torch.Gener
     return nn.Sequential(*layers), inputs
 
 
-def _fill(layer: nn.Module, generator: torch.Generator, gain: float) -> None:
+def _fill(layer: nn.Module, generator: torch.Generator, gain: float, rows: int | None = None) -> None:
+    """rows: a matrix of a recurrent layer is several, one for each gate, of so many rows; each becomes orthogonal."""
     with torch.no_grad():
         for parameter in layer.parameters():
             if parameter.dim() > 1:
-                nn.init.orthogonal_(parameter, gain, generator=generator)
+                for matrix in parameter.split(rows or len(parameter)):
+                    nn.init.orthogonal_(matrix, gain, generator=generator)
             else:
                 parameter.zero_()

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from tetherl.models import init
 from tetherl.models.config import ModelConfig
+from tetherl.models.custom import CustomEncoder
 from tetherl.models.defaults import resolve_model
+from tetherl.models.heads import distribution_of, distribution_order
+from tetherl.models.normalize import ObservationNormalizer
 from tetherl.models.previous import PreviousInputs
 from tetherl.models.trunk import Trunk
 from tetherl.models.weights import copy_weights, load_weights
-from tetherl.ops.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical
 from tetherl.spaces import ActionCodec, ObservationCodec
 
 
@@ -35,7 +37,7 @@ class ActResult(NamedTuple):
     """What `act` gives for B decisions."""
 
     actions: np.ndarray
-    """[B, A] int64 or float32: action rows as sampled, before any clipping or scaling."""
+    """[B, A] int64 or float32: action rows as sampled, before any clipping, scaling or tanh."""
     logp: np.ndarray
     """[B] float32: their log-probability."""
     dist: np.ndarray
@@ -56,6 +58,7 @@ class Policy(nn.Module):
     value_count: Tensor
     value_mean: Tensor
     value_std: Tensor
+    dist_order: Tensor | None
 
     def __init__(
         self,
@@ -67,10 +70,10 @@ class Policy(nn.Module):
     ) -> None:
         super().__init__()
         self.codec = ObservationCodec(observation_space)
-        self.actions = ActionCodec(action_space)
+        self.actions = ActionCodec(action_space, squash=config.action_distribution == "tanh")
         self.config = resolve_model(config, self.codec.leaves)
-        self.dist = _distribution(self.actions)
-        self.is_recurrent = config.use_lstm
+        self.dist = distribution_of(self.actions)
+        self.is_recurrent = config.core is not None
         self.uses_prev_action = bool(self.config.lstm_use_prev_action)
         self.uses_prev_reward = config.lstm_use_prev_reward
 
@@ -79,22 +82,33 @@ class Policy(nn.Module):
         if self.uses_prev_action or self.uses_prev_reward:
             self.previous = PreviousInputs(self.actions, self.uses_prev_action, self.uses_prev_reward)
         width = self.previous.width if self.previous is not None else 0
-        self.trunk = Trunk(self.codec.leaves, width, self.config, generator)
-        self.value_trunk: Trunk | None = None
-        if not self.config.vf_share_layers:
-            self.value_trunk = Trunk(self.codec.leaves, width, self.config, generator)
+        self.normalizer: ObservationNormalizer | None = None
+        if config.normalize_observations:
+            self.normalizer = ObservationNormalizer(self.codec.leaves)
+
+        def trunk() -> Trunk:
+            custom = None
+            if config.custom is not None:
+                custom = CustomEncoder(observation_space, action_space, self.config, generator)
+            return Trunk(self.codec.leaves, width, self.config, generator, custom)
+
+        self.trunk = trunk()
+        self.value_trunk: Trunk | None = None if self.config.vf_share_layers else trunk()
         self.state_size = self.trunk.state_size * (1 if self.value_trunk is None else 2)
 
         self.log_std: nn.Parameter | None = None
-        outputs = self.dist.inputs_size
-        if isinstance(self.dist, DiagGaussian):
-            outputs = self.actions.width
-            self.log_std = nn.Parameter(torch.full((outputs,), float(config.log_std_init)))
+        deviations = sum(part.width for part in self.actions.parts if part.kind == "box")
+        if deviations:
+            self.log_std = nn.Parameter(torch.full((deviations,), float(config.log_std_init)))
+        outputs = self.dist.inputs_size - deviations
         self.policy_head = init.dense(self.trunk.width, outputs, generator, init.POLICY_GAIN)
+        self.register_buffer("dist_order", distribution_order(self.actions), persistent=False)
         self.value_head = init.dense(self.trunk.width, 1, generator, init.VALUE_GAIN)
         # Running moments of the value targets; 0 and 1 (values are in reward units) until the first update.
         for name, value in (("value_count", 0.0), ("value_mean", 0.0), ("value_std", 1.0)):
             self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
+        # Acting and learning must give the same numbers: a custom encoder's dropout would make old ratios wrong.
+        self.eval()
 
     # ---------------------------------------------------------------- learning
 
@@ -115,6 +129,8 @@ class Policy(nn.Module):
         are ignored.
         """
         dtype = self.policy_head.weight.dtype
+        if self.normalizer is not None:
+            obs = self.normalizer(obs, dtype)
         previous = None
         if self.previous is not None:
             previous = self.previous(prev_action, prev_reward, has_prev, dtype)
@@ -181,16 +197,20 @@ class Policy(nn.Module):
         *,
         explore: bool,
         generator: torch.Generator,
+        mask: np.ndarray | None = None,
     ) -> ActResult:
         """Choose actions for B observations, one step each.
 
         obs: {leaf: [B, *leaf]}; prev_action [B, A]; prev_reward [B] float32; has_prev [B] bool; state [B, S]
         float32 or None (zeros). `explore` samples with `generator`; else the most likely action is taken.
+        mask [B, P] bool: choices that are allowed, at least one in each part of an action; None: all.
         Values are not computed: what the critic thinks at acting time is never used.
         """
         weight = self.policy_head.weight
         device, dtype = weight.device, weight.dtype
         inputs = {name: _tensor(array, device) for name, array in obs.items()}
+        if self.normalizer is not None:
+            inputs = self.normalizer(inputs, dtype)
         previous, lengths, own, other = None, None, None, None
         if self.previous is not None:
             previous = self.previous(
@@ -206,10 +226,11 @@ class Policy(nn.Module):
             _, other = self.value_trunk(inputs, previous, lengths, other, dtype)
         # Sampling happens on the CPU wherever the network is: the same seed, the same actions.
         dist = self._dist(features).cpu()
+        allowed = None if mask is None else torch.from_numpy(mask)
         if explore:
-            actions, logp = self.dist.sample_with_log_prob(dist, generator)
+            actions, logp = self.dist.sample_with_log_prob(dist, generator, allowed)
         else:
-            actions, logp = self.dist.mode_with_log_prob(dist)
+            actions, logp = self.dist.mode_with_log_prob(dist, allowed)
         joined = _join(own, other)
         return ActResult(actions.numpy(), logp.numpy(), dist.numpy(), None if joined is None else joined.cpu().numpy())
 
@@ -227,7 +248,10 @@ class Policy(nn.Module):
 
     def _dist(self, features: Tensor) -> Tensor:
         out = self.policy_head(features)
-        return out if self.log_std is None else torch.cat([out, self.log_std.expand_as(out)], -1)
+        if self.log_std is None:
+            return out
+        out = torch.cat([out, self.log_std.expand(len(out), -1)], -1)
+        return out if self.dist_order is None else out.index_select(1, self.dist_order)
 
     def _states(
         self, lengths: list[int] | None, state: Tensor | None, rows: int
@@ -259,9 +283,3 @@ def _join(own: Tensor | None, other: Tensor | None) -> Tensor | None:
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
     # torch has no read-only tensors, and warns about such arrays; views of received messages are read-only.
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
-
-
-def _distribution(actions: ActionCodec) -> Distribution:
-    if actions.nvec is not None:
-        return Categorical(actions.nvec[0]) if actions.kind == "discrete" else MultiCategorical(actions.nvec)
-    return Bernoulli(actions.width) if actions.kind == "multibinary" else DiagGaussian(actions.width)

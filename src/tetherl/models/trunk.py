@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tetherl.models import init
 from tetherl.models.config import ModelConfig
 from tetherl.models.core import RecurrentCore
+from tetherl.models.custom import CustomEncoder
 from tetherl.models.encoders import ObservationEncoder
 from tetherl.spaces import Leaf
 
@@ -20,24 +21,33 @@ JOINT_UNITS = 128
 class Trunk(nn.Module):
     """[N, *leaf] observations and [N, previous] inputs -> features [N, width], new states [C, state_size].
 
-    With a core: encoders → post_fcnet → (+ previous) → LSTM. Without: encoders (+ previous) → post_fcnet.
-    Several inputs that would only meet in a head (linear: blind to their combinations) get one joint layer.
+    With a core: encoders → post_fcnet → (+ previous) → core. Without: encoders (+ previous) → post_fcnet.
+    Several inputs that would only meet in a head (linear: blind to their combinations) get one joint layer. A custom
+    encoder takes the place of all others.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], previous: int, config: ModelConfig, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        previous: int,
+        config: ModelConfig,
+        generator: torch.Generator,
+        custom: CustomEncoder | None = None,
+    ) -> None:
         super().__init__()
-        self.encoder = ObservationEncoder(leaves, config, generator)
+        self.encoder = custom or ObservationEncoder(leaves, config, generator)
         width = self.encoder.width
-        self.previous_early = bool(previous) and not config.use_lstm
+        self.previous_early = bool(previous) and config.core is None
         if self.previous_early:
             width += previous
         hiddens, activation = config.post_fcnet_hiddens, config.post_fcnet_activation
-        if not hiddens and not config.use_lstm and (len(leaves) > 1 or self.previous_early):
+        several = (len(leaves) > 1 and custom is None) or self.previous_early
+        if not hiddens and config.core is None and several:
             hiddens = [JOINT_UNITS]
         self.post, width = init.mlp(width, hiddens, activation, generator)
         self.core: RecurrentCore | None = None
-        if config.use_lstm:
-            self.core = RecurrentCore(width + previous, config.lstm_cell_size, generator)
+        if config.core is not None:
+            self.core = RecurrentCore(config.core, width + previous, config.lstm_cell_size, generator)
             width = self.core.units
         self.state_size = self.core.state_size if self.core is not None else 0
         self.width = width

@@ -52,6 +52,11 @@ class Distribution(ABC):
     def kl(self, p_inputs: Tensor, q_inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """KL(p‖q), [N]; the same mask holds on both sides."""
 
+    def sampled_entropy(self, inputs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What an entropy bonus rewards, [N]: the entropy, or, where that has no closed form, an estimate of it from
+        action rows of (about) this distribution."""
+        return self.entropy(inputs, mask)
+
     def sample_with_log_prob(
         self, inputs: Tensor, generator: torch.Generator, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -300,6 +305,15 @@ class SquashedGaussian(DiagGaussian):
         u = mean.unsqueeze(-1) + math.sqrt(2) * log_std.exp().unsqueeze(-1) * nodes
         slope = (_log_tanh_slope(u) * weights).sum((1, 2))
         return super().entropy(inputs, mask) + slope + self._log_half
+
+    def sampled_entropy(self, inputs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Entropy of the normal plus log(1 - tanh²u) at the sampled u; the gradient is taken along u = mean + std·ε,
+        without which a bonus would only ever widen the normal."""
+        self._check(inputs, actions)
+        mean, log_std = self._moments(inputs, mask)
+        std = log_std.exp()
+        noise = ((actions - mean) / std).detach()
+        return super().entropy(inputs, mask) + _log_tanh_slope(mean + std * noise).sum(-1) + self._log_half
 
 
 def _softplus(x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ tensors are [N] unless stated, of equal shape (checked: [N] against [N, 1] would
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -53,10 +54,44 @@ def lag_scaled_clip(eps: float, lag: Tensor, kappa: float, eps_max: float) -> Te
     return (eps * (1 + kappa * lag)).clamp(max=eps_max)
 
 
-def value_loss(values: Tensor, targets: Tensor) -> Tensor:
-    """Squared error per row, without ½ and without clipping. Gradients flow through values only."""
-    _same_shape(values=values, targets=targets)
-    return (values - targets.detach()).square()
+def target_centre(logp_target: Tensor, logp_behaviour: Tensor, cap: float = 2.0) -> Tensor:
+    """The `logp_centre` of APPO's loss, Luo et al. 2019 (arXiv:1912.00167): with it the ratio of
+    `clipped_policy_loss` is min(μ/π_target, cap)·π/μ, that is π/π_target until the cap acts."""
+    _same_shape(logp_target=logp_target, logp_behaviour=logp_behaviour)
+    return torch.maximum(logp_target, logp_behaviour - math.log(cap)).detach()
+
+
+def value_loss(
+    values: Tensor,
+    targets: Tensor,
+    old_values: Tensor | None = None,
+    *,
+    vf_clip: Literal["none", "clamped_error", "clipped_value"] = "none",
+    clip: float = 10.0,
+) -> Tensor:
+    """Squared error per row, without ½. Gradients flow through values only.
+
+    vf_clip, three things that go by the name of value clipping:
+    "none": the error as it is. "clamped_error" (RLlib): squared errors count as `clip` at most, and have no gradient
+    beyond. "clipped_value" (PPO2): the larger one of the errors of the value and of the value kept within ±clip of
+    `old_values`, the value at the start of the update.
+    """
+    _same_shape(values=values, targets=targets, old_values=old_values)
+    errors = (values - targets.detach()).square()
+    if vf_clip == "none":
+        return errors
+    if vf_clip == "clamped_error":
+        return errors.clamp(max=clip)
+    if old_values is None:
+        raise ValueError("vf_clip 'clipped_value' needs old_values")
+    near = clip_around(values, old_values, clip)
+    return torch.maximum(errors, (near - targets.detach()).square())
+
+
+def clip_around(values: Tensor, old_values: Tensor, clip: float) -> Tensor:
+    """values, kept within ±clip of old_values."""
+    old = old_values.detach()
+    return old + (values - old).clamp(-clip, clip)
 
 
 def adapt_kl_coeff(beta: float, kl: float, target: float) -> float:

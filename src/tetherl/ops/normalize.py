@@ -1,4 +1,4 @@
-"""Running moments and advantage normalisation, in float64."""
+"""Running moments, return scaling and advantage normalisation, in float64."""
 
 from __future__ import annotations
 
@@ -53,6 +53,48 @@ class RunningMoments:
     def std(self) -> Tensor:
         """Root of the variance, which is not taken below 1e-8: safe to divide by."""
         return self.variance.clamp(min=VARIANCE_FLOOR).sqrt()
+
+
+class ReturnScaler:
+    """Scales rewards by the deviation of their running discounted sum, G ← γ·G + r, one sum per environment.
+
+    No mean is subtracted, which would change the task. gamma should be the algorithm's. `moments` are those of the
+    sums; their order does not matter, but that of the rewards within one sum does.
+    """
+
+    def __init__(self, gamma: float, *, clip: float = 10.0) -> None:
+        self.gamma, self.clip = gamma, clip
+        self.moments = RunningMoments()
+
+    def update(self, rewards: Tensor, done: Tensor, start: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Takes rewards and ends (terminated or truncated) of B streams, [T, B]; returns the sums, [T, B] float64.
+
+        start: [B] the sums before the first rows; zeros if not given. A sum starts again at 0 after an end. mask:
+        [T, B] False where a row is padding (at the end of a stream): it counts for nothing. Rows that are no steps
+        (resets) must be left out.
+        """
+        shapes = {tuple(t.shape) for t in (rewards, done, mask) if t is not None}
+        if rewards.ndim != 2 or len(shapes) != 1 or (start is not None and start.shape != rewards.shape[1:]):
+            raise ValueError(
+                f"needs rewards, done and mask [T, B] and start [B], got {sorted(shapes)}"
+                + (f" and {list(start.shape)}" if start is not None else "")
+            )
+        rows = torch.empty(rewards.shape, dtype=torch.float64)
+        sums = torch.zeros(rewards.shape[1], dtype=torch.float64) if start is None else start.double()
+        for t, (reward, over) in enumerate(zip(rewards.to("cpu", torch.float64), done.cpu().bool(), strict=True)):
+            rows[t] = sums * self.gamma + reward
+            sums = rows[t].masked_fill(over, 0.0)
+        self.moments.update(rows.reshape(-1) if mask is None else rows[mask])
+        return rows
+
+    def scale(self, rewards: Tensor) -> Tensor:
+        """rewards (any shape) / deviation, clipped to ±clip. One constant scale until the next `update`."""
+        return (rewards / self.deviation).clamp(-self.clip, self.clip)
+
+    @property
+    def deviation(self) -> float:
+        """Root of the sums' variance plus 1e-8: safe to divide by."""
+        return float((self.moments.variance + VARIANCE_FLOOR).sqrt())
 
 
 def normalize_advantages(advantages: Tensor, eps: float = 1e-8, moments: RunningMoments | None = None) -> Tensor:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from tetherl.protocol.messages import (
     PROTOCOL_VERSION,
     AbortEpisode,
@@ -75,7 +77,7 @@ class ClientSession:
     def start_episode(self, episode: str, training: bool = True) -> Request:
         return self._request(StartEpisode(id=self._next_id, episode=episode, training=training))
 
-    def act(self, episode: str, observation: Any, reward: float = 0.0) -> Request:
+    def act(self, episode: str, observation: Any, reward: float = 0.0, mask: Any = None) -> Request:
         """May follow `start_episode` without waiting for its answer."""
         return self._request(
             Act(
@@ -84,6 +86,7 @@ class ClientSession:
                 step=self.open_episodes.get(episode, 0),
                 observation=observation,
                 reward=reward,
+                mask=msgspec.UNSET if mask is None else mask,
             )
         )
 

@@ -43,13 +43,15 @@ class StartEpisode(msgspec.Struct, tag="start_episode", forbid_unknown_fields=Tr
 
 
 class Act(msgspec.Struct, tag="act", forbid_unknown_fields=True, kw_only=True):
-    """Asks for the action in `observation`; `reward` is what the action of step - 1 brought (0 at step 0)."""
+    """Asks for the action in `observation`; `reward` is what the action of step - 1 brought (0 at step 0).
+    `mask`: one boolean per choice, false where it is not allowed now; null or left out: all are."""
 
     id: Count
     episode: EpisodeName
     step: Count
     observation: Any
     reward: float = 0.0
+    mask: Any | msgspec.UnsetType = msgspec.UNSET
 
 
 class LogAction(msgspec.Struct, tag="log_action", forbid_unknown_fields=True, kw_only=True):

@@ -18,6 +18,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from tetherl.protocol.messages import (
     PROTOCOL_VERSION,
     AbortEpisode,
@@ -62,8 +64,8 @@ class ServerSession:
         token: what `hello` must carry; None accepts any client.
         max_episodes: open episodes allowed at a time.
         max_message_bytes: larger messages are refused unread.
-        decode_observation, decode_action: from the wire value (arrays already NumPy) to the internal form;
-            they raise ValueError with a message for the client.
+        decode_observation, decode_action, decode_mask: from the wire value (arrays already NumPy) to the internal
+            form; they raise ValueError with a message for the client.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class ServerSession:
         max_message_bytes: int,
         decode_observation: Callable[[Any], Any] = _unchanged,
         decode_action: Callable[[Any], Any] = _unchanged,
+        decode_mask: Callable[[Any], Any] = _unchanged,
     ) -> None:
         self.greeted = False
         self.closed = False
@@ -86,6 +89,7 @@ class ServerSession:
         self._max_message_bytes = max_message_bytes
         self._decode_observation = decode_observation
         self._decode_action = decode_action
+        self._decode_mask = decode_mask
         self._heard = False
         self._last_id = -1
 
@@ -96,7 +100,7 @@ class ServerSession:
     def receive(self, data: bytes | str) -> ClientMessage | Error:
         """Takes one WebSocket message; never raises.
 
-        Returns the accepted message, its observation and action in internal form, or an `Error` to send back
+        Returns the accepted message, its observation, action and mask in internal form, or an `Error` to send back
         (then nothing has changed, except that a fatal one has closed the session).
         """
         if not self._heard:
@@ -191,6 +195,13 @@ class ServerSession:
         observation = self._observation(message.observation)
         if isinstance(message, LogAction):
             message.action = self._internal(message.action, self._decode_action, "bad_action", "action")
+        elif message.mask is msgspec.UNSET:
+            message.mask = None
+        elif message.mask is not None:
+            try:
+                message.mask = self._internal(message.mask, self._decode_mask, "bad_mask", "action mask")
+            except _Refusal as refusal:
+                raise _Refusal(refusal.code, f"episode {message.episode!r}, step {step}: {refusal}") from None
         message.observation = observation
         self.open_episodes[message.episode] = step + 1
 

@@ -224,9 +224,10 @@ class _Rows:
                 "averages with the others",
             ]
             because = "so that each batch is learned from by several processes at once"
-        size = self.config.algorithm.train_batch_size
-        share = None if size is None else -(-size // self.learners)
-        return self._workers("learner", self.learners, self.config.learners, tasks, because, self._steps_bytes(share))
+        # Each receives the whole batch and holds it once more, prepared; it computes its share of each minibatch.
+        batch = self._steps_bytes(self.config.algorithm.train_batch_size)
+        held = self._sum(batch, batch)
+        return self._workers("learner", self.learners, self.config.learners, tasks, because, held)
 
     def evaluation(self) -> PlanRow:
         tasks = [f"plays its part of {self.config.evaluation.episodes} episodes every {self.interval} iterations"]

@@ -18,6 +18,7 @@ from tetherl.runs.events import EventLog
 from tetherl.runs.files import replace_file
 from tetherl.runs.lock import RunLock
 from tetherl.runs.metrics import MetricsLog
+from tetherl.runs.tensorboard import TensorBoardLog
 
 _log = logging.getLogger("tetherl.runs")
 
@@ -26,7 +27,7 @@ _MARKS = (_CONFIG, "metrics.jsonl", "events.jsonl", "checkpoints")
 
 
 class RunDirectory:
-    """`ROOT/NAME` with config.yaml, metrics.jsonl, events.jsonl, checkpoints/ and lock.
+    """`ROOT/NAME` with config.yaml, metrics.jsonl, events.jsonl, checkpoints/, tensorboard/ and lock.
 
     Made by `open` (to train: creates, locks) or by `read` and `find` (everything else: no lock, nothing is
     written). `existed` is true when the run had been started before.
@@ -38,6 +39,7 @@ class RunDirectory:
     metrics: MetricsLog
     events: EventLog
     checkpoints: CheckpointStore
+    tensorboard: TensorBoardLog
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class RunDirectory:
         self._read_only = read_only
         self.metrics = MetricsLog(path / "metrics.jsonl", read_only=read_only)
         self.events = EventLog(path / "events.jsonl", read_only=read_only)
+        self.tensorboard = TensorBoardLog(path / "tensorboard", read_only=read_only)
         self.checkpoints = CheckpointStore(
             path / "checkpoints",
             keep=keep,
@@ -146,10 +149,21 @@ class RunDirectory:
             raise RunError(f"{path} holds a {type(config).__name__}, expected settings (key: value)")
         return config
 
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Append the metrics of one iteration to metrics.jsonl and to the TensorBoard files. RunError when it fails."""
+        self.metrics.append(metrics)
+        self.tensorboard.append(metrics)
+
+    def truncate_after(self, iteration: int, env_steps: int) -> None:
+        """Drop the metrics of what comes after `iteration`, which ended at `env_steps`: it will be played again."""
+        self.metrics.truncate_after(iteration)
+        self.tensorboard.restart(env_steps)
+
     def close(self) -> None:
         """Close the logs and let others have the run. Closing twice is fine."""
         self.metrics.close()
         self.events.close()
+        self.tensorboard.close()
         if self._lock is not None:
             self._lock.release()
 

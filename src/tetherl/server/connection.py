@@ -199,6 +199,12 @@ class Connection:
         self.send(answer)
 
     def _start(self, message: StartEpisode) -> None:
+        desk = self._host.desk
+        if desk.full:
+            self.session.open_episodes.pop(message.episode, None)
+            text = f"{len(desk.episodes)} open episodes hold {desk.open_bytes} bytes, all that this worker may keep"
+            self.send(Error(re=message.id, code="too_many_episodes", message=text))
+            return
         self.episodes[message.episode] = self._host.desk.open(
             message.episode,
             self.client,
@@ -213,6 +219,7 @@ class Connection:
             self._look_at_images(message.observation)
         inference = self._host.inference
         action: np.ndarray | None = message.action if isinstance(message, LogAction) else None
+        mask: Any = message.mask if isinstance(message, Act) else None
         inference.submit(
             Request(
                 self,
@@ -223,6 +230,7 @@ class Connection:
                 message.reward,
                 action,
                 asyncio.get_running_loop().time(),
+                mask,
             )
         )
 

@@ -76,6 +76,7 @@ class EpisodeDesk:
         worker: int,
         batch_mode: str,
         fragment_length: int,
+        state_every: int = 0,
         fate: str,
         counted: bool,
         max_steps: int,
@@ -92,6 +93,7 @@ class EpisodeDesk:
         self._worker = worker
         self._batch_mode = batch_mode
         self._fragment_length = fragment_length
+        self._state_every = state_every
         self._fate = fate
         self._counted = counted
         self._max_open_bytes = max_open_bytes
@@ -104,6 +106,11 @@ class EpisodeDesk:
         episode.state = self._first_state
         self.episodes.add(episode)
         return episode
+
+    @property
+    def full(self) -> bool:
+        """Open episodes hold all the memory they may, and cutting them frees none of it."""
+        return self.open_bytes > self._max_open_bytes
 
     def at_limit(self, episode: OpenEpisode) -> bool:
         """The result that arrives next completes the longest episode allowed."""
@@ -120,7 +127,7 @@ class EpisodeDesk:
         else:
             assembler.result(reward, obs)
         self.open_bytes += episode.assembler.nbytes - before
-        if self.open_bytes > self._max_open_bytes:
+        if self.full:
             self._relieve()
 
     def chose(
@@ -135,11 +142,24 @@ class EpisodeDesk:
         *,
         by_policy: bool,
         learning: bool,
+        mask: np.ndarray | None = None,
     ) -> None:
         """An action for `obs`, chosen with the episode's state, which becomes `state`."""
+        before = episode.assembler.nbytes
         episode.assembler.decided(
-            obs, action, logp, dist, version, state_in=episode.state, by_policy=by_policy, learning=learning
+            obs,
+            action,
+            logp,
+            dist,
+            version,
+            state_in=episode.state,
+            by_policy=by_policy,
+            learning=learning,
+            mask=mask,
         )
+        self.open_bytes += episode.assembler.nbytes - before
+        if self.full:
+            self._relieve()
         episode.last_action = action
         if state is not None:
             episode.state = state
@@ -180,6 +200,7 @@ class EpisodeDesk:
             worker=self._worker,
             batch_mode=self._batch_mode,
             fragment_length=self._fragment_length,
+            state_every=self._state_every,
             fate=self._fate,
             training=training,
         )
@@ -196,6 +217,8 @@ class EpisodeDesk:
         episode_return, length = episode.assembler.end(
             reward, terminated=terminated, truncated=truncated, final_obs=final_obs
         )
+        if not length:  # it was opened and closed without a step: no episode to speak of
+            return
         if episode.training or not self._counted:
             self.outbox.finished(EpisodeStats(episode_return, length, self._worker, episode.client))
         elif episode.evaluate:
@@ -222,6 +245,8 @@ class EpisodeDesk:
         largest = max(self.episodes, key=lambda e: e.assembler.nbytes)
         steps, held = largest.assembler.steps, largest.assembler.nbytes
         self._cut(largest)
+        if largest.assembler.nbytes == held:  # nothing but steps without a result yet: then no episode may be added
+            return
         self.memory_cuts += 1
         if self.memory_cuts == 1:
             self.outbox.event(

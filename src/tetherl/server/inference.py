@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tetherl.data.fragment import Leaves
+from tetherl.data.fragment import Leaves, stack_masks
 from tetherl.protocol.messages import Action, Done, Error, Phase
 from tetherl.server.episodes import EpisodeDesk, OpenEpisode
 
@@ -27,7 +27,7 @@ MAX_WAITS = 10_000
 class Request:
     """An observation that waits for an action; with `action` given, only for its place in the episode."""
 
-    __slots__ = ("action", "at", "connection", "episode", "id", "obs", "observed", "reward", "step")
+    __slots__ = ("action", "at", "connection", "episode", "id", "mask", "obs", "observed", "reward", "step")
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class Request:
         reward: float,
         action: np.ndarray | None,
         at: float,
+        mask: np.ndarray | None = None,
     ) -> None:
         self.connection = connection
         self.episode = episode
@@ -48,6 +49,7 @@ class Request:
         self.reward = reward
         self.action = action
         self.at = at
+        self.mask = mask  # [P] bool, the choices that are allowed; None: all
         self.observed = False  # the reward has reached the books
 
 
@@ -217,6 +219,7 @@ class Inference:
                 version,
                 by_policy=request.action is None,
                 learning=learning,
+                mask=request.mask,
             )
             request.episode.release()
             self._meter.waits.append(now - max(request.at, self._free_since))
@@ -255,6 +258,7 @@ class Inference:
             np.stack([r.episode.state for r in group]) if policy.is_recurrent else None,  # type: ignore[misc]
             explore=explore,
             generator=self._generator,
+            mask=stack_masks([r.mask for r in group], policy.dist.inputs_size),
         )
         states = result.state if result.state is not None else [None] * count
         logps = result.logp.tolist()

@@ -9,6 +9,7 @@ import secrets
 import traceback
 from collections import deque
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,6 +80,7 @@ class PolicyServer:
         token: str | None,
         batch_mode: str = "truncate_episodes",
         fragment_length: int = 128,
+        state_every: int = 0,
         seed: int = 0,
         explore: bool = True,
         training: bool = True,
@@ -107,6 +109,7 @@ class PolicyServer:
             worker=worker,
             batch_mode=batch_mode,
             fragment_length=fragment_length,
+            state_every=state_every,
             fate=config.during_learning,
             counted=training,
             max_steps=config.max_episode_steps or DEFAULT_EPISODE_STEPS,
@@ -125,7 +128,7 @@ class PolicyServer:
         self._tickets: deque[str] = deque(maxlen=TICKETS_REMEMBERED)
         self._gate: Gate | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._started = self._stopped = False
+        self._started = self._stopped = self._released = False
 
     # ---- from any thread
 
@@ -175,6 +178,10 @@ class PolicyServer:
         """
         return self._thread.run(self._take(timeout, min_steps), timeout + CALL_TIMEOUT_S)
 
+    def release(self) -> None:
+        """A `take` that waits returns at once with what there is."""
+        self._thread.call(self._release, CALL_TIMEOUT_S)
+
     def stop(self) -> None:
         """Says goodbye to the clients and frees the port. Twice is fine."""
         if self._stopped:
@@ -196,6 +203,7 @@ class PolicyServer:
             max_message_bytes=self.max_message_bytes,
             decode_observation=self._policy.codec.encode,
             decode_action=self._policy.actions.from_env,
+            decode_mask=self._policy.actions.mask,
         )
 
     def admit(self, connection: Connection) -> Welcome | Error:
@@ -215,7 +223,7 @@ class PolicyServer:
         return Welcome(
             re=0,
             protocol=PROTOCOL_VERSION,
-            server=f"tetherl worker {self.worker}",
+            server=f"tetherl {version('tetherl')}",
             session=connection.session_id,
             worker=self.worker,
             observation_space=self._observation_spec,
@@ -276,7 +284,8 @@ class PolicyServer:
     async def _take(self, timeout: float, min_steps: int) -> Sample:
         loop, outbox = asyncio.get_running_loop(), self._outbox
         deadline = loop.time() + timeout
-        while self.inference.failure is None and outbox.rows < min_steps:
+        self._released = False
+        while self.inference.failure is None and outbox.rows < min_steps and not self._released:
             if (outbox.episodes and not self._training) or loop.time() >= deadline:
                 break
             outbox.changed.clear()
@@ -289,6 +298,10 @@ class PolicyServer:
         info = self._info()
         fragments, episodes, events = outbox.drain()
         return Sample(self.worker, fragments, episodes, self._books.copy(), info, events)
+
+    def _release(self) -> None:
+        self._released = True
+        self._outbox.changed.set()
 
     def _info(self) -> dict[str, float]:
         info: dict[str, float] = {

@@ -3,6 +3,8 @@
 CountingEnv       a Gymnasium environment that counts: lost, doubled and mixed steps show up as wrong numbers
 CountingActor     an actor that does whatever an engine must cope with
 EngineContract    what every engine must do, as tests
+probes            module of tiny environments with exactly known answers, one for each thing that can go wrong
+tasks             module of small tasks with a known best score
 """
 
 from __future__ import annotations

@@ -18,6 +18,13 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         NonNegativeInt | None, Meta(description="rollout workers; 0: the algorithm process samples itself")
     ] = None
     envs_per_worker: Annotated[PositiveInt | None, Meta(description="env copies stepped as one vector")] = None
+    vectorization: Annotated[
+        Literal["auto", "sync", "async", "own"],
+        Meta(
+            description="how env copies are stepped: own (the environment's vectorised version), sync (one after the "
+            "other), async (a process each); auto: own if there is one, else sync"
+        ),
+    ] = "auto"
     cpus_per_worker: Annotated[float, Meta(gt=0, description="CPUs of each rollout worker")] = 1
     gpus_per_worker: Annotated[float, Meta(ge=0, description="GPUs of each rollout worker, for inference")] = 0
     fragment_length: Annotated[int, Meta(ge=1, description="longest fragment in steps (truncate_episodes)")] = 128

@@ -11,6 +11,12 @@ import gymnasium
 from tetherl.errors import ConfigError
 
 
+def is_gymnasium_id(env: Any) -> bool:
+    """Whether `env` names an environment of Gymnasium's registry, and is no callable or "module:Name"."""
+    # Gymnasium ids may hold a module too ("module:Id-v0"); ids with a version are Gymnasium's.
+    return isinstance(env, str) and (":" not in env or "-v" in env)
+
+
 def env_factory(env: Any, env_config: dict[str, Any]) -> Callable[[], gymnasium.Env]:
     """A function that builds one copy of `env`: a Gymnasium id, "module:Name", or a class/callable.
 
@@ -19,8 +25,7 @@ def env_factory(env: Any, env_config: dict[str, Any]) -> Callable[[], gymnasium.
     if callable(env):
         return lambda: env(**env_config)
     name = str(env)
-    # Gymnasium ids may hold a module too ("module:Id-v0"); ids with a version are Gymnasium's.
-    if ":" in name and "-v" not in name:
+    if not is_gymnasium_id(name):
         module_name, _, attribute = name.partition(":")
         try:
             target = getattr(importlib.import_module(module_name), attribute)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from tetherl.data.fragment import stack_masks
 from tetherl.models.policy import Policy
 from tetherl.workers.envs import env_factory
+from tetherl.workers.masks import mask_in
 from tetherl.workers.spec import WorkerSpec
 
 
@@ -72,6 +74,7 @@ class Evaluator:
             np.stack([s.state for s in slots]) if policy.is_recurrent else None,
             explore=explore,
             generator=generator,
+            mask=stack_masks([s.mask for s in slots], policy.dist.inputs_size),
         )
         for i, slot in enumerate(slots):
             slot.step(result.actions[i], result.state[i] if result.state is not None else None)
@@ -91,15 +94,16 @@ class _Slot:
             self.finished = True
             return
         self._number = self._numbers.pop(0)
-        obs, _ = self._env.reset(seed=int(self._seeds[self._number + 1].generate_state(1)[0]))
+        obs, info = self._env.reset(seed=int(self._seeds[self._number + 1].generate_state(1)[0]))
         self.obs = self._policy.codec.encode(obs)
+        self.mask = mask_in(info, self._policy.actions, f"{self._number} of the evaluation")
         self.prev_action = np.zeros(self._policy.actions.width, self._policy.actions.dtype)
         self.prev_reward, self.has_prev = 0.0, False
         self.state = np.zeros(self._policy.state_size, np.float32)
         self._return, self._length = 0.0, 0
 
     def step(self, action: np.ndarray, state: np.ndarray | None) -> None:
-        obs, reward, terminated, truncated, _ = self._env.step(self._policy.actions.to_env(action))
+        obs, reward, terminated, truncated, info = self._env.step(self._policy.actions.to_env(action))
         self._return += float(reward)
         self._length += 1
         if terminated or truncated:
@@ -107,6 +111,7 @@ class _Slot:
             self._reset()
             return
         self.obs = self._policy.codec.encode(obs)
+        self.mask = mask_in(info, self._policy.actions, f"{self._number} of the evaluation")
         self.prev_action, self.prev_reward, self.has_prev = action, float(reward), True
         if state is not None:
             self.state = state

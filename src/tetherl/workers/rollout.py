@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.vector.utils import iterate
 
 from tetherl.data.assembler import EpisodeAssembler
-from tetherl.data.fragment import EpisodeStats, Fragment, Leaves, Sample, StepCounts
+from tetherl.data.fragment import EpisodeStats, Fragment, Leaves, Sample, StepCounts, stack_masks
 from tetherl.errors import SpaceError
 from tetherl.models.policy import Policy
-from tetherl.workers.envs import env_factory
+from tetherl.workers.masks import masks_in
 from tetherl.workers.spec import WorkerSpec
+from tetherl.workers.vector import EnvVector
 
 
 class RolloutWorker:
@@ -30,121 +31,121 @@ class RolloutWorker:
     def __init__(self, spec: WorkerSpec) -> None:
         torch.set_num_threads(spec.threads)
         self._spec = spec
-        make = env_factory(spec.env, spec.env_config)
-        # SAME_STEP: the step that ends an episode returns the next one's first observation, so every row of every
-        # step is a transition (the final observation is in the info).
-        self._env = SyncVectorEnv([make] * spec.envs, autoreset_mode=AutoresetMode.SAME_STEP)
-        seeds = np.random.SeedSequence([spec.seed, spec.index]).spawn(2)
-        self._policy = Policy(
-            self._env.single_observation_space, self._env.single_action_space, spec.model, seed=spec.seed
-        ).to(spec.device)
-        self._generator = torch.Generator().manual_seed(int(seeds[0].generate_state(1, np.uint64)[0] >> 1))
+        # With the steps taken so far: a run that is resumed often must not meet the same episodes each time.
+        own, envs = np.random.SeedSequence([spec.seed, spec.index, spec.start]).spawn(2)
+        with _naming(spec):
+            self._env = EnvVector(spec.env, spec.env_config, spec.envs, envs, spec.vectorization)
+        self._policy = Policy(self._env.observation_space, self._env.action_space, spec.model, seed=spec.seed)
+        self._policy.to(spec.device)
+        self._generator = torch.Generator().manual_seed(int(own.generate_state(1, np.uint64)[0] >> 1))
         self._version = 0
         self._books = StepCounts()
         self._fragments: list[Fragment] = []
         self._episodes: list[EpisodeStats] = []
         self._episode_count = 0
-        self._interrupted = threading.Event()
+        self._interrupted = 0  # calls of `sample` up to this number are to return
+        self._sampling = threading.Lock()
         self._slots = [self._new_assembler() for _ in range(spec.envs)]
-        observations, _ = self._env.reset(seed=[int(s) for s in seeds[1].generate_state(spec.envs)])
-        self._obs = self._rows(observations)
+        # What the policy is fed besides the observation; rows of an episode's first step are never looked at.
         self._state = np.zeros((spec.envs, self._policy.state_size), np.float32)
+        self._prev_action = np.zeros((spec.envs, self._policy.actions.width), self._policy.actions.dtype)
+        self._prev_reward = np.zeros(spec.envs, np.float32)
+        self._has_prev = np.zeros(spec.envs, bool)
+        self._cut_off = np.zeros(spec.envs, bool)  # copies whose episode was ended here, not by the environment
+        self._events: list[dict[str, Any]] = []
+        self._events_told = 0
 
     def set_weights(self, weights: dict[str, np.ndarray], version: int) -> None:
         self._policy.load_weights(weights)
         self._version = version
 
-    def interrupt(self) -> None:
-        """Make a running `sample` return with what it has."""
-        self._interrupted.set()
+    def interrupt(self, number: int) -> None:
+        """Make `sample` calls up to `number` return with what they have, also one that has not begun yet."""
+        self._interrupted = max(self._interrupted, number)
 
-    def sample(self, steps: int) -> Sample:
-        """Take `steps` steps in each environment copy (fewer when interrupted).
+    def sample(self, steps: int, number: int = sys.maxsize) -> Sample:
+        """Take `steps` steps in each environment copy, on average and at least in all (fewer when interrupted).
 
-        With truncate_episodes all open fragments are cut at the end, so the sample holds every step taken.
+        With truncate_episodes all open fragments are cut at the end, so the sample holds every step taken. `number`
+        grows from call to call; `interrupt` refers to it (without one only `close` interrupts).
         """
-        self._interrupted.clear()
-        started, env_s = time.perf_counter(), 0.0
-        for _ in range(steps):
-            env_s += self._step()
-            if self._interrupted.is_set():
-                break
+        with self._sampling:
+            return self._sample(steps, number)
+
+    def _sample(self, steps: int, number: int) -> Sample:
+        started, env_s = time.perf_counter(), self._env.seconds
+        missing = steps * self._spec.envs
+        with _naming(self._spec):
+            while missing > 0 and self._interrupted < number:
+                missing -= self._step()
         if self._spec.batch_mode == "truncate_episodes":
             for slot in self._slots:
                 slot.cut()
         fragments, self._fragments = self._fragments, []
         episodes, self._episodes = self._episodes, []
-        info = {"sample_s": time.perf_counter() - started, "env_s": env_s}
-        return Sample(self._spec.index, fragments, episodes, self._books.copy(), info)
+        info = {"sample_s": time.perf_counter() - started, "env_s": self._env.seconds - env_s}
+        events, self._events_told = self._events[self._events_told :], len(self._events)
+        return Sample(self._spec.index, fragments, episodes, self._books.copy(), info, events)
 
     def close(self) -> None:
-        self._env.close()
+        self._interrupted = sys.maxsize
+        with self._sampling:  # never while a step is being taken
+            self._env.close()
 
-    def _step(self) -> float:
-        """One step of every copy; returns the seconds spent in the environments."""
-        policy, slots = self._policy, self._slots
-        prev_action = np.stack(
-            [
-                np.zeros(policy.actions.width, policy.actions.dtype) if s.prev_action is None else s.prev_action
-                for s in slots
-            ]
-        )
+    def _step(self) -> int:
+        """One step of the vector; returns the number of environment steps that it was."""
+        env, policy, slots = self._env, self._policy, self._slots
+        masks = masks_in(env.infos, policy.actions, [slot.episode_id for slot in slots], env.resetting)
         result = policy.act(
-            policy.codec.stack(self._obs),
-            prev_action,
-            np.array([s.prev_reward for s in slots], np.float32),
-            np.array([s.prev_action is not None for s in slots], bool),
+            env.observation,
+            self._prev_action,
+            self._prev_reward,
+            self._has_prev,
             self._state if policy.is_recurrent else None,
             explore=True,
             generator=self._generator,
+            mask=stack_masks(masks, policy.dist.inputs_size),
         )
-        for i, slot in enumerate(slots):
-            slot.decided(
-                self._obs[i],
-                result.actions[i],
-                float(result.logp[i]),
-                result.dist[i],
-                self._version,
-                state_in=self._state[i] if policy.is_recurrent else None,
-            )
-        if policy.is_recurrent:
-            self._state = np.array(result.state)  # a fresh array: rows of the old one are kept by the assemblers
-        before = time.perf_counter()
-        observations, rewards, terminated, truncated, infos = self._env.step(self._env_actions(result.actions))
-        env_s = time.perf_counter() - before
-        rows = self._rows(observations)
-        for i, slot in enumerate(slots):
-            reward = float(rewards[i])
-            if not np.isfinite(reward):
-                raise SpaceError(f"environment {self._spec.env}: reward is {reward}, expected a finite number")
-            if terminated[i] or truncated[i]:
-                final = self._encode(infos["final_obs"][i])
-                episode_return, length = slot.end(
-                    reward, terminated=bool(terminated[i]), truncated=bool(truncated[i]), final_obs=final
+        logp, resetting = result.logp.tolist(), env.resetting.tolist()
+        for i, obs in enumerate(env.rows):
+            if not resetting[i]:
+                state = self._state[i] if policy.is_recurrent else None
+                slots[i].decided(
+                    obs, result.actions[i], logp[i], result.dist[i], self._version, state_in=state, mask=masks[i]
                 )
-                self._episodes.append(EpisodeStats(episode_return, length, self._spec.index))
-                slots[i] = self._new_assembler()
-                self._state[i] = 0
-            else:
-                slot.result(reward, rows[i])
-        self._obs = rows
-        return env_s
+        step = env.step(result.actions, policy.actions)
+        rewards = step.rewards
+        for i, obs in enumerate(env.rows):
+            if i in step.finals:
+                self._end(i, rewards[i], bool(step.terminated[i]), bool(step.truncated[i]), step.finals[i])
+            elif not resetting[i]:
+                if self._spec.max_episode_steps and slots[i].steps + 1 >= self._spec.max_episode_steps:
+                    self._too_long(i, rewards[i], obs)
+                else:
+                    slots[i].result(rewards[i], obs)
+        self._prev_action, self._prev_reward = result.actions, np.array(rewards, np.float32)
+        self._has_prev = step.real & ~(step.terminated | step.truncated | self._cut_off)
+        self._cut_off[:] = False
+        if result.state is not None:
+            # A fresh array: rows of the old one are kept by the assemblers. An episode begins with zeros.
+            self._state = np.where(self._has_prev[:, None], result.state, np.float32(0))
+        return resetting.count(False)
 
-    def _env_actions(self, actions: np.ndarray) -> Any:
-        values = [self._policy.actions.to_env(row) for row in actions]
-        space = self._env.single_action_space
-        if isinstance(space, gymnasium.spaces.Discrete):
-            return np.array(values, space.dtype)
-        return np.stack(values)
+    def _end(self, copy: int, reward: float, terminated: bool, truncated: bool, final: Leaves) -> None:
+        slot = self._slots[copy]
+        total, length = slot.end(reward, terminated=terminated, truncated=truncated, final_obs=final)
+        self._episodes.append(EpisodeStats(total, length, self._spec.index))
+        self._slots[copy] = self._new_assembler()
 
-    def _rows(self, observations: Any) -> list[Leaves]:
-        return [self._encode(o) for o in iterate(self._env.observation_space, observations)]
-
-    def _encode(self, observation: Any) -> Leaves:
-        try:
-            return self._policy.codec.encode(observation)
-        except SpaceError as error:
-            raise SpaceError(f"rollout worker {self._spec.index}, environment {self._spec.env}: {error}") from None
+    def _too_long(self, copy: int, reward: float, obs: Leaves) -> None:
+        """The episode goes on, but as a new one: else an endless episode would be collected for ever."""
+        if not self._events:
+            limit = self._spec.max_episode_steps
+            message = f"environment {self._spec.env}: an episode is longer than {limit} steps"
+            message += "; with complete_episodes it is cut and bootstrapped there (this is said once)"
+            self._events.append({"kind": "warning", "worker": self._spec.index, "message": message})
+        self._end(copy, reward, terminated=False, truncated=True, final=obs)
+        self._cut_off[copy] = True
 
     def _new_assembler(self) -> EpisodeAssembler:
         self._episode_count += 1
@@ -155,7 +156,18 @@ class RolloutWorker:
             worker=self._spec.index,
             batch_mode=self._spec.batch_mode,
             fragment_length=self._spec.fragment_length,
+            state_every=self._spec.state_every,
+            gamma=self._spec.gamma,
         )
 
     def _fragments_sink(self, fragment: Fragment) -> None:
         self._fragments.append(fragment)
+
+
+@contextlib.contextmanager
+def _naming(spec: WorkerSpec) -> Iterator[None]:
+    """Says in which worker and environment something did not fit its space."""
+    try:
+        yield
+    except SpaceError as error:
+        raise SpaceError(f"rollout worker {spec.index}, environment {spec.env}: {error}") from None

@@ -31,7 +31,8 @@ class ServingWorker:
             token=token,
             batch_mode=spec.batch_mode,
             fragment_length=spec.fragment_length,
-            seed=spec.seed + spec.index,
+            state_every=spec.state_every,
+            seed=int(np.random.SeedSequence([spec.seed, spec.index, spec.start]).generate_state(1)[0]),
             outbox_bytes=spec.outbox_bytes,
             open_bytes=spec.open_bytes,
         )
@@ -51,6 +52,10 @@ class ServingWorker:
     def sample(self, timeout: float) -> Sample:
         """What has arrived; waits up to `timeout` seconds for the first fragment."""
         return self._server.take(timeout)
+
+    def release(self) -> None:
+        """Make a waiting `sample` return."""
+        self._server.release()
 
     def close(self) -> None:
         self._server.stop()
