@@ -7,7 +7,7 @@ the next observation are known) or `end`. A row counts as received when its resu
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -34,11 +34,22 @@ class _Row:
     prev_reward: float
     return_before: float
     mask: np.ndarray | None
+    nbytes: int = field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        arrays = (*self.obs.values(), self.action, self.dist, self.state_in, self.mask)
-        return ROW_BYTES + sum(a.nbytes for a in arrays if a is not None)
+    def __post_init__(self) -> None:
+        size = ROW_BYTES + self.action.nbytes + self.dist.nbytes
+        for array in self.obs.values():
+            size += array.nbytes
+        if self.state_in is not None:
+            size += self.state_in.nbytes
+        if self.mask is not None:
+            size += self.mask.nbytes
+        self.nbytes = size
+
+    def drop_state(self) -> None:
+        if self.state_in is not None:
+            self.nbytes -= self.state_in.nbytes
+            self.state_in = None
 
 
 class EpisodeAssembler:
@@ -179,7 +190,7 @@ class EpisodeAssembler:
             self._books.drop("incomplete", 1)
             return
         if self._rows and not (self._state_every and len(self._rows) % self._state_every == 0):
-            row.state_in = None  # only a fragment's first row needs it: the learner recomputes the others
+            row.drop_state()  # only a fragment's first row needs it: the learner recomputes the others
         self._rows.append(row)
         self._rewards.append(reward)
         self._books.open += 1
