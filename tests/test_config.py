@@ -483,3 +483,22 @@ def test_planning_and_the_public_names_need_no_torch() -> None:
         "except AttributeError as error: assert 'Nothing' in str(error)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"algorithm": {"use_kl_loss": False, "kl_coeff": 0.5}}, "algorithm.kl_coeff"),
+        ({"algorithm": {"use_kl_loss": True, "kl_coeff": 0}}, "can never grow"),
+        ({"algorithm": {"vf_loss_coeff": 0, "vf_clip": "clipped_value"}}, "algorithm.vf_clip"),
+        ({"model": {"max_seq_len": 64}}, "model.max_seq_len"),
+        ({"algorithm": {"clip_param": [[0, 2.0], [10, 0.1]], "clip_max": 0.5}}, "algorithm.clip_max"),
+    ],
+)
+def test_more_settings_that_would_do_nothing(settings, words):
+    base = {"env": "CartPole-v1"}
+    if words == "algorithm.clip_max":
+        bit = {"type": "Discrete", "n": 2}
+        base = {"external": {"observation_space": bit, "action_space": bit}}
+    with pytest.raises(ConfigError, match=words):
+        RunConfig.from_dict({**base, **settings}).resolved()

@@ -315,13 +315,6 @@ class Algorithm:
         self.queue.settle(result.trained, result.dropped, version=self.version, max_lag=self._max_lag)
         for message in result.warnings:
             self.warn(message)
-        given = result.trained + sum(result.dropped.values())
-        if result.trained < given / 2:
-            self.warn(
-                f"only {result.trained} of {given} steps of this batch could be trained on ({result.dropped}); "
-                "if they are stale, learning takes long compared with playing: fewer epochs, larger batches, or "
-                "during_learning: hold",
-            )
         self._learn_metrics = result.metrics
         self._learn_s = time.perf_counter() - started
         self._timers["learn"] += self._learn_s

@@ -273,6 +273,17 @@ def _training_problems(config: RunConfig) -> list[str]:
             f"algorithm.minibatch_size: {minibatch} is more than algorithm.train_batch_size, which is "
             f"{batch}; lower the one or raise the other"
         )
+    if algorithm.use_kl_loss is False and algorithm.kl_coeff != type(algorithm)().kl_coeff:
+        found.append(f"algorithm.kl_coeff: {algorithm.kl_coeff:g} does nothing while algorithm.use_kl_loss is false")
+    if algorithm.use_kl_loss and algorithm.kl_coeff == 0:
+        found.append("algorithm.kl_coeff: 0 can never grow; set algorithm.use_kl_loss to false to have no penalty")
+    if model.core is None and model.max_seq_len != type(model)().max_seq_len:
+        found.append(
+            f"model.max_seq_len: {model.max_seq_len} does nothing without a recurrent core; set model.rnn to lstm or "
+            "gru, or leave it out"
+        )
+    if algorithm.vf_loss_coeff == 0 and algorithm.vf_clip != "none":
+        found.append(f"algorithm.vf_clip: {algorithm.vf_clip} does nothing with algorithm.vf_loss_coeff 0")
     if model.core is None and model.lstm_cell_size != 128:
         found.append(
             f"model.lstm_cell_size: {model.lstm_cell_size} does nothing without a recurrent core; set "
@@ -291,6 +302,7 @@ def _training_problems(config: RunConfig) -> list[str]:
             found.append(f"algorithm.{name}: {value}; expected no value below 0")
     found += _idle_loss_settings(config)
     clip = algorithm.clip_param
+    clip = max(value for _, value in clip) if isinstance(clip, list) and clip else clip
     if algorithm.loss == "lag_scaled" and isinstance(clip, float) and clip > algorithm.clip_max:
         found.append(f"algorithm.clip_max: {algorithm.clip_max:g} is less than algorithm.clip_param, {clip:g}")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import sys
@@ -100,9 +101,15 @@ class Team:
             batch_mode=rollouts.batch_mode,
             fragment_length=rollouts.fragment_length,
             gamma=self.config.algorithm.gamma,
-            state_every=self.config.model.max_seq_len if self.config.algorithm.state_source == "stored" else 0,
+            state_every=self._state_every(),
             **more,
         )
+
+    def _state_every(self) -> int:
+        """Rows between the recurrent states that fragments carry: one wherever a chunk, or its burn-in, can begin."""
+        if self.config.algorithm.state_source != "stored":
+            return 0
+        return math.gcd(self.config.model.max_seq_len, self.config.algorithm.burn_in)
 
     def _start_learners(self, algorithm: Algorithm) -> None:
         learners = self.config.learners

@@ -359,6 +359,7 @@ def test_late_recurrent_rows_of_several_versions_start_from_states_of_the_networ
 
 QUIET = {
     "lag/mean": 2.0,
+    "learner/ratio_max_first": 1e-4,
     "learner/outside_clip_first": 0.3,
     "learner/kl_behaviour": 0.15,
     "learner/ess": 0.5,
@@ -374,6 +375,7 @@ def test_alarms_have_their_limits(kit):
         ({"learner/outside_clip_first": 0.31}, "outside_clip", ["31%", "2.0 versions"]),
         ({"learner/kl_behaviour": 0.16}, "kl_behaviour", ["0.16", "0.15"]),
         ({"lag/mean": 1.9}, "kl_behaviour", ["0.15"]),
+        ({"learner/ratio_max_first": 0.002}, "ratio_first", ["0.002", "recurrent states"]),
         ({"learner/ess": 0.49}, "ess", ["49%", "lag_scaled"]),
         ({"learner/vf_clip_fraction": 0.21}, "vf_clip", ["21%", "vf_clip_param"]),
     ):

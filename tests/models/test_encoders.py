@@ -45,7 +45,7 @@ def test_uint8_is_scaled_exactly_once():
     ("low", "high", "dtype", "scale"),
     [
         (0, 255, np.uint8, 1 / 255),
-        (0, 200, np.uint8, 1 / 255),
+        (0, 200, np.uint8, 1 / 200),
         (0, 1, np.uint8, 1.0),
         (0, 255, np.float32, 1 / 255),
         (0, 1, np.float32, 1.0),

@@ -10,6 +10,20 @@ from tetherl.config import RunConfig
 from tetherl.data.fragment import Fragment
 
 
+@pytest.mark.parametrize(("burn_in", "every"), [(0, 8), (4, 4), (3, 1), (16, 8)])
+def test_a_state_travels_wherever_burn_in_can_begin(tmp_path, burn_in, every):
+    settings = {
+        "name": "run",
+        "runs_dir": str(tmp_path),
+        "env": "CartPole-v1",
+        "engine": "inline",
+        "algorithm": {"state_source": "stored", "burn_in": burn_in},
+        "model": {"use_lstm": True, "lstm_cell_size": 16, "max_seq_len": 8},
+    }
+    with Algorithm(RunConfig.from_dict(settings)) as algorithm:
+        assert algorithm.team._state_every() == every
+
+
 @pytest.mark.parametrize("source", ["stored", "recomputed"])
 def test_states_travel_when_they_are_asked_for_and_agree_on_fresh_data(tmp_path, source):
     config = RunConfig.from_dict(

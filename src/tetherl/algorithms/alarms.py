@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tetherl.algorithms.config import AlgorithmConfig
 
+RATIO_FIRST = 1e-3  # rounding stays well below 1e-4
 OUTSIDE_CLIP = 0.3
 KL_FACTOR = 5.0
 DROPPED = 0.1
@@ -17,6 +18,14 @@ def alarms(metrics: dict[str, float], config: AlgorithmConfig, trained: int, dro
     metrics: of `LearnResult`; trained, dropped: rows. Thresholds: the constants above.
     """
     found: dict[str, str] = {}
+    ratio = metrics.get("learner/ratio_max_first", 0.0)
+    if ratio > RATIO_FIRST:
+        found["ratio_first"] = (
+            f"on fresh steps the learner's probabilities differ from those with which the actions were chosen: the "
+            f"largest |ratio - 1| is {ratio:.2g} before the first optimizer step (alarm at {RATIO_FIRST:g}). Acting "
+            "and learning do not see the same: look at what changes observations, recurrent states or action masks in "
+            "between, and at layers that behave differently in training (dropout, batch norm)"
+        )
     lag = metrics.get("lag/mean", 0.0)
     late = (
         f"rows are {lag:.1f} versions old on average; fewer epochs, larger batches or a lower lr make learning shorter"

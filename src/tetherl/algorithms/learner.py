@@ -60,8 +60,9 @@ class Learner(ABC):
         self.device = torch.device(device)
         self.policy = policy.to(self.device)
         self.policy.eval()
-        self._names = [name for name, _ in policy.named_parameters()]
-        self._parameters = [parameter for _, parameter in policy.named_parameters()]
+        learned = [(name, parameter) for name, parameter in policy.named_parameters() if parameter.requires_grad]
+        self._names = [name for name, _ in learned]
+        self._parameters = [parameter for _, parameter in learned]
         self._grad_clip = math.inf if grad_clip is None else grad_clip
         self._optimizer = torch.optim.Adam(self._parameters, lr=0.0, eps=adam_eps, fused=True)
         self.generator = torch.Generator().manual_seed(seed)

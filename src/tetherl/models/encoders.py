@@ -130,9 +130,9 @@ def scaled(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
 
 
 def input_scale(leaf: Leaf) -> float:
-    """1/255 where the declared values go from 0 to 255 (or are uint8 beyond 0 and 1), else 1: untouched."""
+    """1/255 where the declared values go from 0 to 255, 1/high for bytes up to another bound; else 1: untouched."""
     if leaf.kind not in ("box", "image") or leaf.low is None or leaf.high is None:
         return 1.0
     low, high = float(np.min(leaf.low)), float(np.max(leaf.high))
     byte = leaf.dtype == np.uint8 and high > 1
-    return 1 / 255 if byte or (low == 0 and high == 255) else 1.0
+    return 1 / high if byte or (low == 0 and high == 255) else 1.0

@@ -38,7 +38,7 @@ def load_weights(module: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
                 f"{where}, has shape {_shape(tensor.shape)} in this network, but the given weights have"
                 f" {_shape(array.shape)}: {OTHER}"
             )
-        if array.dtype.kind not in "fiu":
+        if array.dtype.kind not in ("fiub" if tensor.dtype is torch.bool else "fiu"):
             raise CheckpointError(f"{where}, must hold numbers; the given array has dtype {array.dtype}.")
         ready.append((tensor, torch.tensor(array)))
     for name in weights:

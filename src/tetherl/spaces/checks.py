@@ -114,11 +114,21 @@ class Leaf:
     high: np.ndarray | None = None
 
 
+def _is_image(space: spaces.Box, dtype: np.dtype) -> bool:
+    """Bytes in two or three dimensions; floats in three with the bounds of a picture or at least its size."""
+    if dtype == np.uint8:
+        return len(space.shape) in (2, 3)
+    if len(space.shape) != 3:
+        return False
+    bounds = (float(np.min(space.low)), float(np.max(space.high)))
+    return bounds in ((0.0, 1.0), (0.0, 255.0)) or sorted(space.shape)[1] >= 8
+
+
 def describe(name: str, label: str, space: Space) -> tuple[Leaf, Check, np.ndarray | None]:
     """Description, check, and the smallest id of each choice (None when all are 0)."""
     if isinstance(space, spaces.Box):
         dtype = np.dtype(space.dtype)
-        image = len(space.shape) == 3 or (len(space.shape) == 2 and dtype == np.uint8)
+        image = _is_image(space, dtype)
         leaf = Leaf(name, space.shape, dtype, "image" if image else "box", None, space.low, space.high)
         return leaf, Check(label, space, dtype, space.low, space.high), None
     if isinstance(space, spaces.MultiBinary):
