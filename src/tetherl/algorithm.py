@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any
 
 import gymnasium
-import torch
 
 from tetherl import persistence, schedules
 from tetherl.algorithms.ppo import PPOLearner
@@ -27,6 +26,7 @@ from tetherl.config import RunConfig
 from tetherl.data.fragment import Fragment, Sample
 from tetherl.data.queue import SampleQueue
 from tetherl.errors import ActorDiedError, ConfigError, EngineError, PlanError, TetherlError
+from tetherl.models.numerics import set_up_torch
 from tetherl.models.policy import Policy
 from tetherl.resources.measure import ProcessMeter
 from tetherl.resources.plan import ResourcePlan
@@ -89,7 +89,6 @@ class Algorithm:
         if config.external is not None:
             external = config.external
             check_exposure(external.address, load_token(external), external.allow_open)
-        torch.set_num_threads(max(1, int(config.algorithm.cpus)))
         assert config.name is not None
         persistence.check_resume(config)
         self.run_dir = RunDirectory.open(
@@ -126,6 +125,7 @@ class Algorithm:
         config = self.config
         on_gpu = config.device == "cuda" or (config.device == "auto" and config.algorithm.gpus)
         device = "cuda" if on_gpu and not config.learners.workers else "cpu"
+        set_up_torch(max(1, int(config.algorithm.cpus)), device)
         self.policy = Policy(self.observation_space, self.action_space, config.model, seed=config.seed).to(device)
         self.learner: PPOLearner | LearnerGroup = PPOLearner(
             self.policy,

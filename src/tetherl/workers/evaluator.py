@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tetherl.data.fragment import stack_masks
+from tetherl.models.numerics import set_up_torch
 from tetherl.models.policy import Policy
 from tetherl.workers.envs import env_factory
 from tetherl.workers.masks import mask_in
@@ -32,7 +33,7 @@ class Evaluator:
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
-        torch.set_num_threads(spec.threads)
+        set_up_torch(spec.threads, spec.device)
         self._spec = spec
         self._envs = [env_factory(spec.env, spec.env_config)() for _ in range(spec.envs)]
         self._policy = Policy(

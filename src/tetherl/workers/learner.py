@@ -16,6 +16,7 @@ from tetherl.algorithms.parallel import Reduction, Rendezvous
 from tetherl.algorithms.ppo import PPOLearner
 from tetherl.data.fragment import Fragment
 from tetherl.errors import TrainingError
+from tetherl.models.numerics import set_up_torch
 from tetherl.models.policy import Policy
 from tetherl.workers.group import CALL_TIMEOUT_S, Handle
 from tetherl.workers.spec import WorkerSpec
@@ -37,7 +38,7 @@ class LearnerWorker:
         action_space: gymnasium.Space[Any],
         rendezvous: Rendezvous | None = None,
     ) -> None:
-        torch.set_num_threads(spec.threads)
+        set_up_torch(spec.threads, spec.device)
         self._rank = spec.index - 1
         self._rendezvous = rendezvous
         self._device = _device(spec)

@@ -15,6 +15,7 @@ import torch
 from tetherl.data.assembler import EpisodeAssembler
 from tetherl.data.fragment import EpisodeStats, Fragment, Leaves, Sample, StepCounts, stack_masks
 from tetherl.errors import SpaceError
+from tetherl.models.numerics import set_up_torch
 from tetherl.models.policy import Policy
 from tetherl.workers.masks import masks_in
 from tetherl.workers.spec import WorkerSpec
@@ -29,7 +30,7 @@ class RolloutWorker:
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
-        torch.set_num_threads(spec.threads)
+        set_up_torch(spec.threads, spec.device)
         self._spec = spec
         # With the steps taken so far: a run that is resumed often must not meet the same episodes each time.
         own, envs = np.random.SeedSequence([spec.seed, spec.index, spec.start]).spawn(2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
 from tetherl.data.fragment import Sample
+from tetherl.models.numerics import set_up_torch
 from tetherl.models.policy import Policy
 from tetherl.server.policy_server import PolicyServer
 from tetherl.spaces import space_from_spec
@@ -19,7 +19,7 @@ class ServingWorker:
 
     def __init__(self, spec: WorkerSpec, token: str | None) -> None:
         assert spec.external is not None
-        torch.set_num_threads(spec.threads)
+        set_up_torch(spec.threads, spec.device)
         observation_space = space_from_spec(spec.external.observation_space)
         action_space = space_from_spec(spec.external.action_space)
         policy = Policy(observation_space, action_space, spec.model, seed=spec.seed).to(spec.device)
