@@ -27,9 +27,13 @@ LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("PPO, ε .2", {"loss": "plain"}),
     "lag_scaled": ("lag-scaled PPO, ε .2·(1 + .2·L) up to .8", {"loss": "lag_scaled"}),
     "wide": ("PPO, ε .4", {"loss": "plain", "clip_param": 0.4}),
+    "slow": ("lag-scaled PPO, learning rate 3e-4", {"loss": "lag_scaled", "lr": 3e-4}),
     "decoupled": ("decoupled PPO, weights up to 10", {"loss": "decoupled"}),
 }
 """Name -> (title, settings of `algorithm`)."""
+
+OTHERS = ("wide", "slow")
+"""At lag 0 these are not plain PPO."""
 
 TASKS: dict[str, dict[str, Any]] = {
     "cartpole": {
@@ -54,7 +58,6 @@ TASKS: dict[str, dict[str, Any]] = {
             "lr": 1e-3,
             "reward_scaling": True,
         },
-        "model": {"log_std_init": 0.0},
         "rollouts": {"workers": 0, "envs_per_worker": 8, "fragment_length": 64},
         "stop": {"env_steps": 80_000},
     },
@@ -141,7 +144,7 @@ def table(document: dict[str, Any]) -> str:
 
         def of(task: str, lag: int, key: str, loss: str = loss) -> str:
             name = f"{task}-{loss}-{lag}"
-            return cell(found[name], key) if name in found else "as PPO" if loss != "wide" else "–"
+            return cell(found[name], key) if name in found else "–" if loss in OTHERS else "as PPO"
 
         row = [title, *(of("cartpole", lag, "training") for lag in LAGS["cartpole"]), of("cartpole", 16, "greedy")]
         rows.append([*row, *(of("pendulum", lag, "greedy") for lag in LAGS["pendulum"])])

@@ -18,6 +18,7 @@ def valid():
 
 
 def test_rows_are_covered_once_and_the_last_minibatch_is_what_is_left(valid):
+    valid[np.flatnonzero(valid)[63 + 8 :]] = False  # 71 rows: four minibatches of 16, and 7
     batches = list(row_minibatches(valid, 16, generator()))
     rows = np.concatenate([b.trained for b in batches])
     assert sorted(rows) == np.flatnonzero(valid).tolist()
@@ -66,3 +67,13 @@ def test_the_seed_decides_the_order(valid):
 
     assert order(1) == order(1)
     assert order(1) != order(2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes"),
+    [(2048, [256] * 8), (2053, [257] * 5 + [256] * 3), (2100, [256] * 8 + [52]), (200, [200]), (0, [])],
+)
+def test_a_handful_of_rows_is_no_minibatch_of_its_own(rows, sizes):
+    parts = list(row_minibatches(np.ones(rows, bool), 256, torch.Generator().manual_seed(0)))
+    assert [len(p.trained) for p in parts] == sizes
+    assert sorted(np.concatenate([p.trained for p in parts] or [[]]).tolist()) == list(range(rows))

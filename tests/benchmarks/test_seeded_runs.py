@@ -94,7 +94,7 @@ def test_the_table_of_lags(tmp_path, monkeypatch, capsys):
     import lag
     import seeds
 
-    assert len(lag.names()) == 15
+    assert len(lag.names()) == 18
     results = seeds.Results(tmp_path / "results.json")
     for name in lag.names():
         for seed in (0, 1, 2):

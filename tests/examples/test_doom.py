@@ -31,9 +31,12 @@ FOUNDING_PARAMETERS = 2_216_723
 
 @pytest.fixture(autouse=True)
 def no_process_is_left() -> Iterator[None]:
+    before = set(psutil.Process().children(recursive=True))
     yield
     deadline = time.monotonic() + 30
-    while left := [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]:
+    while left := [
+        p for p in psutil.Process().children(recursive=True) if p not in before and p.status() != psutil.STATUS_ZOMBIE
+    ]:
         assert time.monotonic() < deadline, f"processes were left behind: {left}"
         time.sleep(0.1)
 

@@ -46,13 +46,19 @@ class Minibatch:
 def row_minibatches(
     valid: np.ndarray, size: int, generator: torch.Generator, *, shuffle: bool = True, part: Part = (0, 1)
 ) -> Iterator[Minibatch]:
-    """Every valid row once, in random order; the last minibatch may be smaller. valid: [N] bool."""
+    """Every valid row once, in random order; the last minibatch may be smaller. valid: [N] bool.
+
+    A rest of less than an eighth of a minibatch is spread over the others, which are then a little larger than `size`:
+    a whole optimizer step on a handful of rows would be mostly noise.
+    """
     rows = np.flatnonzero(valid)
     if shuffle:
         rows = rows[_permutation(len(rows), generator)]
     rank, learners = part
-    for start in range(0, len(rows), size):
-        whole = rows[start : start + size]
+    full, rest = divmod(len(rows), size)
+    spread = full > 0 and 8 * rest < size
+    parts = np.array_split(rows, full) if spread else [rows[i : i + size] for i in range(0, len(rows), size)]
+    for whole in parts:
         some = whole[rank::learners]
         yield Minibatch(rows=some, picked=None, trained=some, whole=whole if learners > 1 else None)
 
