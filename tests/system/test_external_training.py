@@ -116,7 +116,11 @@ def test_phase_is_known_without_any_call_and_env_config_arrives(tmp_path, client
     with Algorithm(RunConfig.from_dict(config)) as algorithm:
         slow_down(algorithm, 1.5)
         # The watcher makes no call: what it is told arrives by itself.
-        watcher = PolicyClient(algorithm.url, on_phase=lambda phase: seen.append((phase, watcher.resumes_in_s)))
+        own: list[PolicyClient] = []
+        watcher = PolicyClient(
+            algorithm.url, on_phase=lambda phase: seen.append((phase, own[0].resumes_in_s if own else None))
+        )
+        own.append(watcher)
         with watcher, PolicyClient(algorithm.url) as player:
             assert watcher.env_config == {"level": 7, "map": "e1m1"}
             assert watcher.phase == "collecting"
