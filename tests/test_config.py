@@ -491,7 +491,6 @@ def test_planning_and_the_public_names_need_no_torch() -> None:
         ({"algorithm": {"use_kl_loss": False, "kl_coeff": 0.5}}, "algorithm.kl_coeff"),
         ({"algorithm": {"use_kl_loss": True, "kl_coeff": 0}}, "can never grow"),
         ({"algorithm": {"vf_loss_coeff": 0, "vf_clip": "clipped_value"}}, "algorithm.vf_clip"),
-        ({"model": {"max_seq_len": 64}}, "model.max_seq_len"),
         ({"algorithm": {"clip_param": [[0, 2.0], [10, 0.1]], "clip_max": 0.5}}, "algorithm.clip_max"),
     ],
 )

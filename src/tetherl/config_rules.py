@@ -277,11 +277,6 @@ def _training_problems(config: RunConfig) -> list[str]:
         found.append(f"algorithm.kl_coeff: {algorithm.kl_coeff:g} does nothing while algorithm.use_kl_loss is false")
     if algorithm.use_kl_loss and algorithm.kl_coeff == 0:
         found.append("algorithm.kl_coeff: 0 can never grow; set algorithm.use_kl_loss to false to have no penalty")
-    if model.core is None and model.max_seq_len != type(model)().max_seq_len:
-        found.append(
-            f"model.max_seq_len: {model.max_seq_len} does nothing without a recurrent core; set model.rnn to lstm or "
-            "gru, or leave it out"
-        )
     if algorithm.vf_loss_coeff == 0 and algorithm.vf_clip != "none":
         found.append(f"algorithm.vf_clip: {algorithm.vf_clip} does nothing with algorithm.vf_loss_coeff 0")
     if model.core is None and model.lstm_cell_size != 128:

@@ -32,7 +32,7 @@ class Run(Callbacks):
             {
                 "env": env,
                 "env_config": settings.pop("env_config", {}),
-                "model": {"fcnet_hiddens": [32], "max_seq_len": 16} | settings.pop("model", {}),
+                "model": {"fcnet_hiddens": [32]} | settings.pop("model", {}),
                 "rollouts": {"workers": 0, "envs_per_worker": 8} | settings.pop("rollouts", {}),
                 "algorithm": algorithm | settings,
                 # Never during training, but there to be asked at its end.
